@@ -16,7 +16,7 @@ class LlmcompError(Exception):
 
     def __init__(self, thing: str, reason: str, remedy: str) -> None:
         self.thing, self.reason, self.remedy = thing, reason, remedy
-        super().__init__(f"{thing}: {reason}. {remedy}")
+        super().__init__(f"{thing}: {reason.rstrip('.')}. {remedy.rstrip('.')}.")
 
 
 class OptionError(LlmcompError):

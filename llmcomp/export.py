@@ -1,0 +1,226 @@
+"""The export path: source -> Checkpoint -> ModelGraph -> Plan -> Layout -> compressed tensors -> Bundle -> Report.
+
+Everything that can be known without reading a weight is checked before one is read.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Protocol
+
+from llmcomp import checkpoint as checkpoints
+from llmcomp import kernels, planning
+from llmcomp.algorithms import sensitivity
+from llmcomp.checkpoint import Checkpoint
+from llmcomp.graph.layer import Layer
+from llmcomp.graph.model import ModelGraph, flat_rows
+from llmcomp.graph.skeleton import get_skeleton
+from llmcomp.options import ExportOptions
+from llmcomp.planning import Plan
+from llmcomp.writing import verify
+from llmcomp.writing.bundle import bundle, check_disk, check_output
+from llmcomp.writing.forecast import Forecast, forecast, least_bytes
+from llmcomp.writing.ir import write_ir
+from llmcomp.writing.journal import NAME as JOURNAL
+from llmcomp.writing.journal import Journal
+from llmcomp.writing.layout import Layout, Scheme, make_layout
+from llmcomp.writing.report import make_report, write_report
+from llmcomp.writing.side_files import write_side_files
+from llmcomp.writing.stream import Outcome, stream, tile_rows
+from llmcomp.writing.tokenizer import convert_tokenizer
+
+REPORTED_VERSIONS = ("llmcomp", "openvino", "openvino-tokenizers", "optimum", "optimum-intel", "transformers", "torch")
+
+
+class Progress(Protocol):
+    """What an export tells while it runs; `llmcomp.cli.progress` has the faces."""
+
+    def stage(self, name: str) -> None: ...
+    def start(self, total: int, what: str) -> None: ...
+    def advance(self, amount: int) -> None: ...
+    def layer(self, name: str, format: str, seconds: float, **details: Any) -> None: ...
+    def note(self, text: str) -> None: ...
+    def warn(self, text: str) -> None: ...
+    def finish(self) -> None: ...
+
+
+class Silent:
+    """A Progress that says nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished export."""
+
+    output: Path
+    report: Mapping[str, Any]
+
+
+@dataclass
+class _Run:
+    """What the stages of one run share: how to tell, and how long each took."""
+
+    progress: Progress
+    seconds: dict[str, float] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        self.progress.stage(name)
+        started = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - started
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+        self.progress.warn(text)
+
+
+def export(options: ExportOptions, progress: Progress | None = None) -> Result:
+    """Compress `options.model` into the folder `options.output`.
+
+    Raises:
+        LlmcompError: before any weight is read where that can be known; then no output folder is left either.
+    """
+    assert options.output is not None
+    run = _Run(progress or Silent())
+    with run.stage("checks"):
+        check_output(options.output, options.model, options.overwrite)
+        checkpoint = _open(options)
+        check_disk(options.output, least_bytes(checkpoint, options))
+    graph = _graph(checkpoint, options, run)
+    plan = _plan(graph, options, run)
+    schemes = _schemes(plan)
+    layout = make_layout(graph, schemes)
+    check_disk(options.output, layout.size)
+    with bundle(options.output, options.overwrite) as folder:
+        if not options.no_tokenizer:
+            with run.stage("tokenizer"):
+                checkpoint.save_tokenizer(folder)
+                convert_tokenizer(folder, graph.skeleton.task, options.trust_remote_code)
+        with run.stage("compress"):
+            outcomes, tail = _compress(graph, schemes, layout, folder, run)
+        xml = folder / "openvino_model.xml"
+        with run.stage("write"):
+            write_ir(graph, schemes, layout, tail, xml, _rt_info(options, plan))
+            write_side_files(graph, plan, options, folder)
+        with run.stage("verify"):
+            mode = verify.choose(options.verify, layout.size)
+            verified = verify.verify(mode, xml, folder / JOURNAL, graph.layers, layout, tail, graph.vocabulary)
+            (folder / JOURNAL).unlink()
+        nbytes = xml.with_suffix(".bin").stat().st_size
+        settings = options.model_dump(mode="json", exclude={"token", "output", "quiet", "json_log", "dry_run", "overwrite"})
+        report = make_report(graph, plan, layout, tail, outcomes, settings, versions(), run.seconds, verified, run.warnings, nbytes)
+        write_report(report, folder)
+    run.progress.finish()
+    return Result(options.output, report)
+
+
+def plan_model(options: ExportOptions, progress: Progress | None = None) -> Plan:
+    """The plan that `export` would follow, with exact sizes."""
+    run = _Run(progress or Silent())
+    return _plan(_graph(_open(options), options, run), options, run)
+
+
+def dry_run(options: ExportOptions, progress: Progress | None = None) -> Forecast:
+    """Size, memory and time of an export, without writing anything but the cached skeleton."""
+    assert options.output is not None
+    run = _Run(progress or Silent())
+    check_output(options.output, options.model, options.overwrite)
+    graph = _graph(_open(options), options, run)
+    schemes = _schemes(_plan(graph, options, run))
+    layout = make_layout(graph, schemes)
+    check_disk(options.output, layout.size)
+    return forecast(graph, schemes, layout, kernels.quantize_rows, _workers())
+
+
+def _open(options: ExportOptions) -> Checkpoint:
+    checkpoint = checkpoints.open(options.model, revision=options.revision, token=options.token, cache_dir=options.cache_dir)
+    if not options.no_tokenizer:
+        checkpoint.check_tokenizer()
+    return checkpoint
+
+
+def _graph(checkpoint: Checkpoint, options: ExportOptions, run: _Run) -> ModelGraph:
+    with run.stage("graph"):
+        skeleton = get_skeleton(checkpoint, options.task, options.trust_remote_code)
+        graph = ModelGraph(skeleton, checkpoint)
+    if skeleton.cached:
+        run.progress.note("the traced graph comes from the cache")
+    if skeleton.fallback:
+        run.warn(f"traced over the mapped weights, not as an empty skeleton: {skeleton.fallback}")
+    if graph.unused:
+        run.warn(f"{len(graph.unused)} tensors of the checkpoint are not used by the architecture, {graph.unused[0]} for one; all are in the report")
+    return graph
+
+
+def _plan(graph: ModelGraph, options: ExportOptions, run: _Run) -> Plan:
+    with run.stage("plan"):
+        if options.plan is not None:
+            plan = Plan.from_json(options.plan.read_text(encoding="utf8"))
+            plan.check_against(graph.layers)
+            return plan
+        scores = _scores(graph) if planning.needs_scores(options) else None
+        plan = planning.make_plan(graph.layers, options, scores)
+    for note in plan.notes:
+        run.progress.note(note)
+    return plan
+
+
+def _scores(graph: ModelGraph) -> dict[str, float]:
+    """Data-free sensitivity of every layer, streamed."""
+    return {layer.name: sensitivity.weight_quantization_error(_tiles(graph, layer)) for layer in graph.layers}
+
+
+def _tiles(graph: ModelGraph, layer: Layer) -> Iterator[Any]:
+    rows, step = flat_rows(layer), tile_rows(layer.shape[-1])
+    return (graph.rows(layer, start, min(start + step, rows)) for start in range(0, rows, step))
+
+
+def _schemes(plan: Plan) -> dict[str, Scheme]:
+    return {entry.name: Scheme(entry.format, entry.group_size) for entry in plan.layers}
+
+
+def _compress(graph: ModelGraph, schemes: Mapping[str, Scheme], layout: Layout, folder: Path, run: _Run) -> tuple[dict[str, Outcome], Any]:
+    def tell(layer: Layer, outcome: Outcome) -> None:
+        run.progress.layer(layer.name, schemes[layer.name].format, outcome.seconds, group_size=schemes[layer.name].group_size, error=outcome.error)
+
+    run.progress.start(sum(layer.size for layer in graph.layers), "weights")
+    with Journal(folder / JOURNAL) as journal:
+        path = folder / "openvino_model.bin"
+        return stream(
+            graph, schemes, layout, path, kernels.quantize_rows, kernels.non_finite, journal, _workers(), tell, run.progress.advance
+        )
+
+
+def _workers() -> int:
+    return max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def _rt_info(options: ExportOptions, plan: Plan) -> dict[str, Any]:
+    settings = options.model_dump(mode="json", include=planning.COMPRESSION_FIELDS)
+    return {"version": version_of("llmcomp"), "weight_compression": settings, "layers": plan.counts()}
+
+
+def versions() -> dict[str, str]:
+    return {name: version_of(name) for name in REPORTED_VERSIONS}
+
+
+def version_of(package: str) -> str:
+    if package == "llmcomp":
+        from llmcomp import __version__
+
+        return __version__
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

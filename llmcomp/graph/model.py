@@ -1,0 +1,157 @@
+"""ModelGraph: the skeleton's IR together with the checkpoint that its weights come from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcomp.checkpoint import Checkpoint
+from llmcomp.errors import ArchitectureError
+from llmcomp.graph.ir import IR
+from llmcomp.graph.layer import Layer
+from llmcomp.graph.skeleton import Skeleton
+
+BLOCK = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")
+FLOAT_TYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
+MATRIX_BYTES = 1 << 16
+"""A constant of the skeleton's own .bin counts as a weight from this size on; smaller ones are tables and masks."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the values of a layer are: a checkpoint tensor, or a range of skeleton.bin."""
+
+    layer_id: int
+    """Id of the Parameter or Const in the skeleton's IR."""
+    tensor: str | None
+    offset: int = 0
+
+
+class ModelGraph:
+    """Layers in topological order and their rows, read lazily.
+
+    `layers` are the weights that a MatMul or a Gather reads as a matrix; everything else stays in skeleton.bin as it is.
+    """
+
+    def __init__(self, skeleton: Skeleton, checkpoint: Checkpoint) -> None:
+        self.skeleton, self.checkpoint = skeleton, checkpoint
+        self.ir = IR.read(skeleton.xml)
+        self._bin = np.memmap(skeleton.bin, np.uint8, "r") if skeleton.bin.stat().st_size else np.zeros(0, np.uint8)
+        self.sources: dict[str, Source] = {}
+        self.layers = tuple(self._find_layers())
+
+    @property
+    def unused(self) -> list[str]:
+        """Checkpoint tensors that nothing in the graph is made of."""
+        used = {s.tensor for s in self.sources.values()} | set(self.skeleton.real)
+        return [name for name in self.checkpoint.tensors if name not in used]
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the first embedding table; 0 without one."""
+        return next((layer.shape[0] for layer in self.layers if "Gather" in layer.ops), 0)
+
+    def rows(self, layer: Layer, start: int, stop: int) -> NDArray[np.generic]:
+        """Rows [start, stop) of the (out, in) matrix in the source's type; leading axes of a stack are flattened into rows."""
+        source = self.sources[layer.name]
+        if source.tensor is not None:
+            if layer.transposed:
+                return np.ascontiguousarray(self.checkpoint.read(source.tensor)[:, start:stop].T)
+            return self.checkpoint.rows(source.tensor, start, stop)
+        matrix = self._constant(source, layer)
+        return np.ascontiguousarray(matrix[:, start:stop].T) if layer.transposed else matrix[start:stop]
+
+    def _constant(self, source: Source, layer: Layer) -> NDArray[np.generic]:
+        import ml_dtypes
+
+        kind = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}[layer.dtype]
+        flat = self._bin[source.offset : source.offset + layer.size * kind.itemsize].view(kind)
+        return flat.reshape(layer.shape[-1], -1) if layer.transposed else flat.reshape(-1, layer.shape[-1])
+
+    def constant_bytes(self, layer_id: int) -> memoryview:
+        """The bytes of a Const that stays in the skeleton's .bin."""
+        data = self.ir.data(layer_id)
+        begin = int(data["offset"])
+        return memoryview(self._bin)[begin : begin + int(data["size"])]
+
+    def _find_layers(self) -> Iterator[Layer]:
+        lifted = {w["id"]: w for w in self.skeleton.weights}
+        order = {number: i for i, number in enumerate(self.ir.layers)}
+        matmuls = [i for i in self.ir.layers if self.ir.kind(i) == "MatMul"]
+        found = []
+        for number, element in self.ir.layers.items():
+            kind, name = element.attrib["type"], element.attrib.get("name", "")
+            record = lifted.get(name) if kind == "Parameter" else None
+            if record is None and not (kind == "Const" and self._is_matrix(number)):
+                continue
+            uses = self.weight_readers(number)
+            if not uses:
+                if record is not None:
+                    raise ArchitectureError(
+                        record["tensor"], "an operation that is neither MatMul nor Gather reads it as a placeholder", "Please report this model."
+                    )
+                continue
+            found.append((number, record, uses))
+        last = max((order[r] for _, _, uses in found for r, _ in uses if self.ir.kind(r) == "MatMul"), default=-1)
+        assert last < 0 or matmuls
+        for number, record, uses in sorted(found, key=lambda f: min(order[r] for r, _ in f[2])):
+            yield self._layer(number, record, uses, order, last)
+
+    def _is_matrix(self, number: int) -> bool:
+        data = self.ir.data(number)
+        shape = self.ir.output_shape(number)
+        return data.get("element_type") in FLOAT_TYPES and len(shape) in (2, 3) and int(data["size"]) >= MATRIX_BYTES and min(shape) > 1
+
+    def weight_readers(self, number: int) -> list[tuple[int, int]]:
+        """(layer, port) of the MatMuls and Gathers that read a constant as their weight, through a Convert or directly; empty if anything else does."""
+        uses: list[tuple[int, int]] = []
+        for reader, port in self.ir.readers(number):
+            if self.ir.kind(reader) == "Convert":
+                uses.extend(self.ir.readers(reader))
+            else:
+                uses.append((reader, port))
+        fits = all((self.ir.kind(r) == "MatMul" and p == 1) or (self.ir.kind(r) == "Gather" and p == 0) for r, p in uses)
+        flags = {self.ir.data(r).get("transpose_b", "false").lower() for r, _ in uses if self.ir.kind(r) == "MatMul"}
+        return uses if fits and len(flags) < 2 else []
+
+    def _layer(self, number: int, record: dict | None, uses: list[tuple[int, int]], order: dict[int, int], last: int) -> Layer:  # type: ignore[type-arg]
+        readers = sorted({r for r, _ in uses}, key=lambda r: order[r])
+        shape = self.ir.output_shape(number)
+        transposed = any(self.ir.kind(r) == "MatMul" and self.ir.data(r).get("transpose_b", "false").lower() != "true" for r in readers)
+        if transposed:
+            shape = (*shape[:-2], shape[-1], shape[-2])
+        if record is not None:
+            tensor = record["tensor"]
+            name, dtype = tensor.removesuffix(".weight"), self.checkpoint.tensors[tensor].dtype
+            source = Source(number, tensor)
+        else:
+            tensor = name = self.ir.name(number)
+            dtype = FLOAT_TYPES[self.ir.data(number)["element_type"]]
+            source = Source(number, None, int(self.ir.data(number)["offset"]))
+        while name in self.sources:
+            name += "'"
+        self.sources[name] = source
+        block = BLOCK.search(name + ".")
+        return Layer(
+            name=name,
+            tensor=tensor,
+            shape=shape,
+            ops=tuple(sorted({self.ir.kind(r) for r in readers})),
+            nodes=tuple(self.ir.name(r) for r in readers),
+            dtype=dtype,
+            block=int(block.group(1)) if block else None,
+            order=min(order[r] for r in readers),
+            last=any(order[r] == last for r in readers),
+            transposed=transposed,
+        )
+
+
+def flat_rows(layer: Layer) -> int:
+    """Rows of the layer when leading axes are flattened."""
+    return prod(layer.shape[:-1])

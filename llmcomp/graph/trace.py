@@ -1,0 +1,315 @@
+"""The child process that traces an architecture into an IR without weights (`python -m llmcomp.graph.trace JOB`).
+
+Here, and only here on the export path, torch, transformers and optimum are imported; the parent reads no weight before this process is gone.
+Two ways lead to the same files:
+
+* *empty*: parameters of Linear, Embedding and Conv1D are placeholders, views at distinct addresses into one zeroed buffer as large as the
+  largest matrix; every other parameter and buffer has its real value, since values shape the graph (an all-zero bias makes an Add vanish).
+* *mapped*: the ordinary loader, whose parameters point into the mapped safetensors files. The fall-back for everything else.
+
+Either way constants are matched to checkpoint tensors by address, never by name, and leave the graph as Parameters named `llmcomp.weight.N`;
+what stays behind (norms, tables, what nothing explains) is written to the skeleton's own small .bin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmcomp.checkpoint import Checkpoint
+from llmcomp.errors import ArchitectureError, LlmcompError
+from llmcomp.graph.match import find_tensor, missing_tensors_error
+
+WEIGHT_PREFIX = "llmcomp.weight."
+LARGE = 1 << 20
+"""Bytes from which an unexplained constant makes an empty trace fall back to the mapped one."""
+ALIGN = 64
+
+
+class ContractError(Exception):
+    """The empty trace does not hold for this architecture; the reason is for the report."""
+
+
+def main(job_file: str) -> int:
+    job = json.loads(Path(job_file).read_text(encoding="utf8"))
+    out = Path(job["out"])
+    try:
+        manifest = trace(job, out)
+    except LlmcompError as error:
+        answer = {"error": type(error).__name__, "thing": error.thing, "reason": error.reason, "remedy": error.remedy}
+    except Exception as error:
+        answer = {"error": "crash", "thing": f"{type(error).__name__}: {error}", "reason": traceback.format_exc(), "remedy": ""}
+    else:
+        answer = manifest
+    (out / "manifest.json").write_text(json.dumps(answer, indent=1), encoding="utf8")
+    return 0 if "error" not in answer else 1
+
+
+def trace(job: dict[str, Any], out: Path) -> dict[str, Any]:
+    """Write `skeleton.xml` and `skeleton.bin` into `out` and return the manifest."""
+    from llmcomp.checkpoint import open as open_checkpoint
+
+    warnings.filterwarnings("ignore")
+    checkpoint = open_checkpoint(job["source"], **job["open"])
+    reason = None
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = checkpoint.folder or _config_folder(checkpoint, Path(scratch))
+        task, auto_class = _task(checkpoint, folder, job)
+        try:
+            model, addresses, real = _empty_model(checkpoint, folder, auto_class, job["trust_remote_code"])
+            found = _export(model, addresses, task, out, job["trust_remote_code"], allow_large=False)
+        except ContractError as error:
+            if checkpoint.folder is None:
+                raise ArchitectureError(
+                    checkpoint.source, f"the skeleton cannot be made: {error}", "Export the safetensors checkpoint of this model instead."
+                ) from None
+            reason = str(error)
+            model, addresses, real = _mapped_model(checkpoint, folder, auto_class, job["trust_remote_code"])
+            found = _export(model, addresses, task, out, job["trust_remote_code"], allow_large=True)
+        model.config.save_pretrained(out)
+    return {
+        "task": task,
+        "model_type": model.config.model_type,
+        "tied": bool(getattr(model.config, "tie_word_embeddings", False)),
+        "weights": found,
+        "real": sorted(real),
+        "fallback": reason,
+    }
+
+
+def _config_folder(checkpoint: Checkpoint, scratch: Path) -> Path:
+    (scratch / "config.json").write_text(json.dumps(checkpoint.config), encoding="utf8")
+    return scratch
+
+
+def _task(checkpoint: Checkpoint, folder: Path, job: dict[str, Any]) -> tuple[str, Any]:
+    """The exporter's task and the Auto class for it; refuses what the exporter does not know, before any tracing."""
+    import optimum.exporters.openvino  # noqa: F401  registers the OpenVINO configurations
+    from optimum.exporters.tasks import TasksManager
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=job["trust_remote_code"])
+    except (ValueError, KeyError) as error:
+        if "trust_remote_code" in str(error):
+            raise ArchitectureError(
+                checkpoint.source, "the model brings its own code", "Read that code, then repeat with --trust-remote-code."
+            ) from None
+        raise ArchitectureError(
+            f"architecture {checkpoint.config.get('model_type')!r}", "transformers does not know it", "Check model_type in config.json."
+        ) from None
+    model_type = getattr(config, "export_model_type", None) or config.model_type
+    try:
+        tasks = TasksManager.get_supported_tasks_for_model_type(model_type, "openvino", library_name="transformers")
+    except KeyError:
+        raise ArchitectureError(
+            f"architecture {model_type!r}",
+            "optimum-intel has no OpenVINO exporter for it",
+            "See its list of supported architectures; a newer optimum-intel may have it.",
+        ) from None
+    task = job.get("task") or "auto"
+    if task == "auto":
+        architectures = checkpoint.config.get("architectures") or []
+        wanted = "text-generation" if not architectures or any(a.endswith(("ForCausalLM", "LMHeadModel")) for a in architectures) else None
+        task = wanted or TasksManager._infer_task_from_model_or_model_class(model_class=_class_of(architectures))
+    task = TasksManager.map_from_synonym(task)
+    if not task.endswith("-with-past") and f"{task}-with-past" in tasks:
+        task += "-with-past"
+    if task not in tasks:
+        raise ArchitectureError(
+            f"architecture {model_type!r}", f"the exporter does not support the task {task!r}", f"Choose --task from {', '.join(sorted(tasks))}."
+        )
+    return task, TasksManager.get_model_class_for_task(task, framework="pt", model_type=config.model_type, library="transformers")
+
+
+def _class_of(architectures: list[str]) -> Any:
+    import transformers
+
+    for name in architectures:
+        if hasattr(transformers, name):
+            return getattr(transformers, name)
+    raise ArchitectureError(f"architectures {architectures}", "the task cannot be told from it", "Give it with --task.")
+
+
+def _empty_model(checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: bool) -> tuple[Any, dict[int, str], set[str]]:
+    """The model with placeholders for its matrices: (model, address -> checkpoint tensor, names of the tensors whose values are real)."""
+    import torch
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig
+    from transformers.pytorch_utils import Conv1D
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
+    with init_empty_weights(include_buffers=False):
+        model = auto_class.from_config(config, dtype=torch.bfloat16, trust_remote_code=trust)
+    model.tie_weights()
+    prefix = getattr(model, "base_model_prefix", "")
+    homes: dict[int, list[tuple[Any, str, str]]] = {}
+    for module_name, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            full = f"{module_name}.{name}" if module_name else name
+            homes.setdefault(id(parameter), []).append((module, name, full))
+
+    matrices, others, missing = [], [], []
+    for uses in homes.values():
+        tensor = next((t for _, _, full in uses if (t := find_tensor(full, checkpoint.tensors, prefix))), None)
+        module, name, full = uses[0]
+        if tensor is None:
+            missing.append(full)
+            continue
+        parameter = getattr(module, name)
+        if tuple(parameter.shape) != tuple(checkpoint.tensors[tensor].shape):
+            raise ContractError(f"{tensor} has shape {checkpoint.tensors[tensor].shape}, the architecture wants {tuple(parameter.shape)}")
+        is_matrix = name == "weight" and parameter.ndim == 2 and all(type(m) in (torch.nn.Linear, torch.nn.Embedding, Conv1D) for m, _, _ in uses)
+        (matrices if is_matrix else others).append((uses, tensor))
+    if missing:
+        if checkpoint.folder is None:
+            raise missing_tensors_error(missing, checkpoint.tensors, checkpoint.source)
+        raise ContractError(f"the checkpoint stores {missing[0]} and {len(missing) - 1} more tensors in another form")
+
+    real = {tensor for _, tensor in others}
+    for uses, tensor in others:
+        value = torch.nn.Parameter(_torch(checkpoint.read(tensor)), requires_grad=False)
+        for module, name, _ in uses:
+            setattr(module, name, value)
+    addresses = _place(matrices, checkpoint)
+    for name, buffer in model.named_buffers():
+        tensor = find_tensor(name, checkpoint.tensors, prefix)
+        if tensor is not None and tuple(buffer.shape) == tuple(checkpoint.tensors[tensor].shape):
+            buffer.data = _torch(checkpoint.read(tensor))
+            real.add(tensor)
+    return model, addresses, real
+
+
+def _place(matrices: list[Any], checkpoint: Checkpoint) -> dict[int, str]:
+    """Give each matrix a view of its own address into one buffer; calloc'd pages that nobody touches cost no memory."""
+    import torch
+
+    largest = max((int(np.prod(checkpoint.tensors[t].shape)) for _, t in matrices), default=0)
+    step = ALIGN // 2
+    buffer = np.zeros(largest + step * len(matrices), np.uint16)
+    # The exporter merges equal constants: a different start in each view keeps them apart.
+    buffer[: step * len(matrices)] = np.random.default_rng(0).integers(0x3F00, 0x3FFF, step * len(matrices), dtype=np.uint16)
+    flat = torch.from_numpy(buffer.view(np.int16)).view(torch.bfloat16)
+    addresses = {}
+    for i, (uses, tensor) in enumerate(matrices):
+        shape = checkpoint.tensors[tensor].shape
+        view = flat[i * step : i * step + int(np.prod(shape))].view(*shape)
+        value = torch.nn.Parameter(view, requires_grad=False)
+        for module, name, _ in uses:
+            setattr(module, name, value)
+        addresses[view.data_ptr()] = tensor
+    return addresses
+
+
+def _mapped_model(checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: bool) -> tuple[Any, dict[int, str], set[str]]:
+    """The model as transformers loads it, its parameters mapped. Only parameters that are bytes of one stored tensor are explained."""
+    import torch
+
+    model, info = auto_class.from_pretrained(folder, dtype="auto", trust_remote_code=trust, output_loading_info=True)
+    bad = sorted(info["missing_keys"]) + sorted(str(m[0]) for m in info.get("mismatched_keys", ()))
+    if bad:
+        raise missing_tensors_error(bad, checkpoint.tensors, checkpoint.source)
+    prefix = getattr(model, "base_model_prefix", "")
+    addresses, real = {}, set(checkpoint.tensors)
+    for name, parameter in model.named_parameters():
+        tensor = find_tensor(name, checkpoint.tensors, prefix)
+        if tensor is None or parameter.ndim != 2 or not _same(parameter, checkpoint, tensor, torch):
+            continue
+        addresses[parameter.data_ptr()] = tensor
+        real.discard(tensor)
+    return model, addresses, real
+
+
+def _same(parameter: Any, checkpoint: Checkpoint, tensor: str, torch: Any) -> bool:
+    """The parameter is the stored tensor: same shape and type, equal first and last rows."""
+    info = checkpoint.tensors[tensor]
+    if tuple(parameter.shape) != tuple(info.shape):
+        return False
+    for start in (0, info.shape[0] - 1):
+        stored = _torch(checkpoint.rows(tensor, start, start + 1))
+        if stored.dtype != parameter.dtype or not torch.equal(stored, parameter.data[start : start + 1]):
+            return False
+    return True
+
+
+def _torch(array: np.ndarray) -> Any:
+    """A torch tensor with a numpy array's values, bfloat16 included (a copy: the array may be a read-only mapping)."""
+    import ml_dtypes
+    import torch
+
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(np.array(array))
+
+
+def _export(model: Any, addresses: dict[int, str], task: str, out: Path, trust: bool, allow_large: bool) -> list[dict[str, Any]]:
+    """Run the exporter, with the one place where it saves a model in our hands."""
+    import openvino as ov
+    from optimum.exporters.openvino import convert
+
+    found: list[dict[str, Any]] = []
+
+    def save(ov_model: Any, path: Any, compress_to_fp16: bool = False) -> None:
+        if found:
+            raise ArchitectureError(
+                f"architecture {model.config.model_type!r}", "it exports to several submodels", "Only single-model tasks can be exported."
+            )
+        found.extend(_lift_weights(ov_model, addresses, allow_large))
+        ov.save_model(ov_model, out / "skeleton.xml", compress_to_fp16=False)
+
+    with _replaced(convert, "save_model", save), tempfile.TemporaryDirectory() as scratch:
+        dtype = next(model.parameters()).dtype
+        convert.export_from_model(
+            model, scratch, task=task, stateful=True, trust_remote_code=trust, patch_16bit_model=str(dtype) in ("torch.bfloat16", "torch.float16")
+        )
+    lost = sorted(set(addresses.values()) - {w["tensor"] for w in found})
+    if lost and not allow_large:
+        raise ContractError(f"the traced graph does not use {lost[0]}" + (f" and {len(lost) - 1} more" if len(lost) > 1 else ""))
+    return found
+
+
+def _lift_weights(ov_model: Any, addresses: dict[int, str], allow_large: bool) -> list[dict[str, Any]]:
+    """Turn each constant that is a checkpoint tensor into a Parameter; the graph is complete by now, so nothing folds or merges any more."""
+    from openvino import opset13 as ops
+
+    found, parameters = [], []
+    for node in ov_model.get_ordered_ops():
+        if node.get_type_name() != "Constant":
+            continue
+        address = node.data.ctypes.data
+        tensor = addresses.get(address)
+        if tensor is None:
+            if node.get_byte_size() >= LARGE and not allow_large:
+                raise ContractError(f"nothing explains the constant {node.get_friendly_name()} of {node.get_byte_size()} bytes")
+            continue
+        name = f"{WEIGHT_PREFIX}{len(found)}"
+        parameter = ops.parameter(node.get_output_partial_shape(0), node.get_element_type(), name=name)
+        found.append({"id": name, "tensor": tensor, "constant": node.get_friendly_name(), "shape": list(node.get_output_shape(0))})
+        for target in node.output(0).get_target_inputs():
+            target.replace_source_output(parameter.output(0))
+        parameters.append(parameter)
+    ov_model.add_parameters(parameters)
+    return found
+
+
+@contextlib.contextmanager
+def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,110 @@
+"""What an OpenVINO folder holds: every weight's format, read from the XML alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from llmcomp.errors import CheckpointError
+from llmcomp.graph.ir import IR
+
+SMALL = 4096
+"""Constants of fewer elements are norms, shapes and tables, not weights."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Weights of one kind: storage type, elements, bytes with scales and zero points, number of constants."""
+
+    element_type: str
+    group_size: int | None
+    count: int
+    weights: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Inspection:
+    rows: tuple[Row, ...]
+    bin_bytes: int
+    bits_per_weight: float
+    made_by: str
+    rt_info: Mapping[str, Any]
+    report: Mapping[str, Any] | None
+
+
+def inspect_folder(folder: Path) -> Inspection:
+    """Read `openvino_model.xml` of a folder, whoever wrote it.
+
+    Raises:
+        CheckpointError: no IR there, or one that cannot be parsed.
+    """
+    xml = folder / "openvino_model.xml"
+    if not xml.is_file():
+        raise CheckpointError(str(folder), "it holds no openvino_model.xml", "Give a folder that an export has written")
+    try:
+        ir = IR.read(xml)
+    except Exception as error:
+        raise CheckpointError(str(xml), f"it is not a readable IR ({error})", "Export it again") from None
+    kinds: dict[tuple[str, int | None], list[tuple[int, int]]] = {}
+    for number in ir.constants():
+        shape = ir.output_shape(number)
+        if prod(shape) < SMALL or len(shape) < 2 or ir.output_type(number) in ("I64", "I32", "BOOL") or _is_scale(ir, number):
+            continue
+        extra, group = _companions(ir, number)
+        stored = int(ir.data(number)["size"]) + extra
+        kinds.setdefault((ir.data(number)["element_type"], group), []).append((prod(shape), stored))
+    rows = tuple(Row(t, g, len(v), sum(n for n, _ in v), sum(b for _, b in v)) for (t, g), v in sorted(kinds.items(), key=str))
+    info = _rt_info(ir)
+    report = folder / "report.json"
+    total = sum(r.weights for r in rows)
+    return Inspection(
+        rows,
+        xml.with_suffix(".bin").stat().st_size,
+        8 * sum(r.bytes for r in rows) / total if total else 0.0,
+        next((f"{k} {info[k].get('version', '')}".strip() for k in ("llmcomp", "nncf") if k in info), "unknown"),
+        info,
+        json.loads(report.read_text(encoding="utf8")) if report.is_file() else None,
+    )
+
+
+def _is_scale(ir: IR, number: int) -> bool:
+    """The second input of a Multiply or Subtract, directly or through a Convert."""
+    for reader, port in ir.readers(number):
+        targets = ir.readers(reader) if ir.kind(reader) == "Convert" else [(reader, port)]
+        if any(ir.kind(r) in ("Multiply", "Subtract") and p == 1 for r, p in targets):
+            return True
+    return False
+
+
+def _companions(ir: IR, number: int) -> tuple[int, int | None]:
+    """(bytes of the scales and zero points on a weight's chain, group size or None per channel)."""
+    extra, node, shape = 0, number, ir.output_shape(number)
+    group = shape[-1] if len(shape) > 2 else None
+    grouped = False
+    while True:
+        readers = ir.readers(node)
+        if not readers or ir.kind(readers[0][0]) not in ("Convert", "Subtract", "Multiply", "Reshape"):
+            return extra, group if grouped else None
+        node = readers[0][0]
+        if ir.kind(node) in ("Subtract", "Multiply"):
+            side = sorted(ir.inputs[node].items())[1][1][0]
+            while ir.kind(side) == "Convert":
+                side = next(iter(ir.inputs[side].values()))[0]
+            if ir.kind(side) != "Const":
+                return extra, None
+            extra += int(ir.data(side)["size"])
+        grouped = grouped or ir.kind(node) == "Reshape"
+
+
+def _rt_info(ir: IR) -> dict[str, Any]:
+    root = ir.root.find("rt_info")
+    return {} if root is None else {e.tag: _value(e) for e in root if e.tag != "info"}
+
+
+def _value(element: Any) -> Any:
+    return {child.tag: _value(child) for child in element} if len(element) else element.attrib.get("value", "")

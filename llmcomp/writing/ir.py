@@ -1,0 +1,173 @@
+"""The final XML: each weight of the skeleton becomes one decompression chain over constants of the .bin."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmcomp.formats import Node
+from llmcomp.graph.ir import IR
+from llmcomp.graph.layer import Layer
+from llmcomp.graph.model import ModelGraph
+from llmcomp.writing.layout import Layout, Scheme, Slot, layer_chain
+
+PRECISION = {"f16": "FP16", "f32": "FP32", "bf16": "BF16", "i64": "I64"}
+"""How the IR spells types on ports, where it differs from upper case."""
+SUFFIX = {"codes": "", "weight": ""}
+"""The codes keep the weight's own name, other parts are named `<weight>/<part>`, as NNCF names them."""
+
+
+def write_ir(
+    graph: ModelGraph, schemes: Mapping[str, Scheme], layout: Layout, tail: Mapping[str, Slot], path: Path, rt_info: Mapping[str, Any]
+) -> None:
+    """Write the XML of the compressed model.
+
+    `tail` holds the f32 scales by layer name. The graph's own IR is left as it was.
+    """
+    ir = IR.read(graph.skeleton.xml)
+    for number, (offset, _) in layout.constants.items():
+        ir.layers[number].find("data").set("offset", str(offset))  # type: ignore[union-attr]
+    for layer in graph.layers:
+        _replace(ir, graph, layer, schemes[layer.name], layout, tail.get(layer.name))
+    _write_rt_info(ir.root, rt_info)
+    ir.write(path)
+
+
+def _replace(ir: IR, graph: ModelGraph, layer: Layer, scheme: Scheme, layout: Layout, tail: Slot | None) -> None:
+    number = graph.sources[layer.name].layer_id
+    builder = _Chain(ir, number, _constant_name(graph, layer), layer, layout, tail)
+    output = builder.build(layer_chain(layer, scheme, "f32" if tail else "f16"))
+    for reader, port in ir.readers(number):
+        if ir.kind(reader) == "Convert":
+            for target in ir.readers(reader):
+                ir.connect((output.layer, 0), target)
+            ir.remove(reader)
+        else:
+            ir.connect((output.layer, 0), (reader, port))
+    if layer.transposed:
+        for reader, _ in ir.readers(output.layer):
+            _mark_transposed(ir, reader, layer)
+    ir.remove(number)
+
+
+def _mark_transposed(ir: IR, reader: int, layer: Layer) -> None:
+    """A weight stored (in, out) is written (out, in): its MatMul reads it transposed from now on."""
+    data, port = ir.layers[reader].find("data"), ir.layers[reader].findall("input/port")[1]
+    assert data is not None
+    data.set("transpose_b", "true")
+    for dim, size in zip(port.iterfind("dim"), layer.shape, strict=True):
+        dim.text = str(size)
+
+
+def _constant_name(graph: ModelGraph, layer: Layer) -> str:
+    number = graph.sources[layer.name].layer_id
+    record = next((w for w in graph.skeleton.weights if w["id"] == graph.ir.name(number)), None)
+    return str(record["constant"]) if record else graph.ir.name(number)
+
+
+@dataclass(frozen=True)
+class _Output:
+    layer: int
+    element_type: str
+    shape: tuple[int, ...]
+
+
+class _Chain:
+    """Builds the layers of one decompression chain in front of the layer that it replaces."""
+
+    def __init__(self, ir: IR, before: int, name: str, layer: Layer, layout: Layout, tail: Slot | None) -> None:
+        self.ir, self.before, self.name, self.layer, self.layout, self.tail = ir, before, name, layer, layout, tail
+
+    def build(self, node: Node) -> _Output:
+        inputs = [self.build(i) for i in node.inputs]
+        if node.op == "Part":
+            slot = self.layout.slots[self.layer.name, str(node.attr)]
+            if node.attr == "scale" and self.tail is not None:
+                slot = self.tail
+            suffix = SUFFIX.get(str(node.attr), f"/{node.attr}")
+            return self._constant(self.name + suffix, slot.part.element_type, slot.part.shape, slot.offset, slot.part.nbytes)
+        if node.op == "Convert":
+            to = str(node.attr)
+            return self._layer("Convert", "opset1", "/convert", {"destination_type": to}, inputs, to, inputs[0].shape, decompression=True)
+        if node.op in ("Subtract", "Multiply"):
+            suffix = "/zero_point/subtract" if node.op == "Subtract" else "/fq_weights_1"
+            shape = tuple(max(a, b) for a, b in zip(inputs[0].shape, inputs[1].shape, strict=True))
+            return self._layer(node.op, "opset1", suffix, {"auto_broadcast": "numpy"}, inputs, inputs[0].element_type, shape)
+        if node.op == "Reshape":
+            target = tuple(int(d) for d in node.attr or ())
+            pattern = self._constant(f"{self.name}/shape", "i64", (len(target),), self.layout.shapes[target], 8 * len(target))
+            attributes = {"special_zero": "false"}
+            return self._layer("Reshape", "opset1", "/reshape", attributes, [*inputs, pattern], inputs[0].element_type, target)
+        raise ValueError(f"no IR layer for {node.op!r}")
+
+    def _constant(self, name: str, element_type: str, shape: tuple[int, ...], offset: int, nbytes: int) -> _Output:
+        data = {"element_type": element_type, "shape": ", ".join(map(str, shape)), "offset": str(offset), "size": str(nbytes)}
+        return self._insert("Const", "opset1", name, data, [], element_type, shape)
+
+    def _layer(
+        self,
+        kind: str,
+        version: str,
+        suffix: str,
+        data: dict[str, str],
+        inputs: list[_Output],
+        element_type: str,
+        shape: tuple[int, ...],
+        decompression: bool = False,
+    ) -> _Output:
+        return self._insert(kind, version, self.name + suffix, data, inputs, element_type, shape, decompression)
+
+    def _insert(
+        self,
+        kind: str,
+        version: str,
+        name: str,
+        data: dict[str, str],
+        inputs: list[_Output],
+        element_type: str,
+        shape: tuple[int, ...],
+        decompression: bool = False,
+    ) -> _Output:
+        number = self.ir.new_id()
+        element = ET.Element("layer", {"id": str(number), "name": name, "type": kind, "version": version})
+        ET.SubElement(element, "data", data)
+        if decompression:
+            rt_info = ET.SubElement(element, "rt_info")
+            ET.SubElement(rt_info, "attribute", {"name": "decompression", "version": "0"})
+        if inputs:
+            ports = ET.SubElement(element, "input")
+            for i, source in enumerate(inputs):
+                _port(ports, i + 1, source.element_type, source.shape)
+        _port(ET.SubElement(element, "output"), 0, element_type, shape)
+        self.ir.add(element, self.before, {i + 1: (source.layer, 0) for i, source in enumerate(inputs)})
+        return _Output(number, element_type, shape)
+
+
+def _port(parent: ET.Element, number: int, element_type: str, shape: tuple[int, ...]) -> None:
+    port = ET.SubElement(parent, "port", {"id": str(number), "precision": PRECISION.get(element_type, element_type.upper())})
+    for size in shape:
+        ET.SubElement(port, "dim").text = str(size)
+
+
+def _write_rt_info(root: ET.Element, entries: Mapping[str, Any]) -> None:
+    """Add our block and drop KV_CACHE_PRECISION=f16, which belongs to the uncompressed model: kept, it would hold the KV cache at f16."""
+    info = root.find("rt_info")
+    if info is None:
+        info = ET.SubElement(root, "rt_info")
+    options = info.find("runtime_options")
+    if options is not None:
+        for element in options.findall("KV_CACHE_PRECISION"):
+            options.remove(element)
+    _nested(ET.SubElement(info, "llmcomp"), entries)
+
+
+def _nested(parent: ET.Element, entries: Mapping[str, Any]) -> None:
+    for key, value in entries.items():
+        element = ET.SubElement(parent, key)
+        if isinstance(value, Mapping):
+            _nested(element, value)
+        else:
+            element.set("value", str(value))

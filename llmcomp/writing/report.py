@@ -1,0 +1,97 @@
+"""report.json and report.md: what happened to every source tensor, and what it cost."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from llmcomp.graph.model import ModelGraph
+from llmcomp.planning import Plan
+from llmcomp.writing.layout import Layout, Slot
+from llmcomp.writing.stream import Outcome
+
+SCHEMA = 1
+TEMPLATE = Path(__file__).with_name("report.md.j2")
+
+
+def make_report(
+    graph: ModelGraph,
+    plan: Plan,
+    layout: Layout,
+    tail: Mapping[str, Slot],
+    outcomes: Mapping[str, Outcome],
+    settings: Mapping[str, Any],
+    versions: Mapping[str, str],
+    seconds: Mapping[str, float],
+    verified: str,
+    warnings: list[str],
+    nbytes: int,
+) -> dict[str, Any]:
+    """The report as plain data (JSON-able)."""
+    layers = []
+    for entry in plan.layers:
+        outcome = outcomes[entry.name]
+        layers.append(
+            {
+                "name": entry.name,
+                "tensor": entry.tensor,
+                "shape": list(entry.shape),
+                "format": entry.format,
+                "group_size": entry.group_size,
+                "bytes": entry.bytes,
+                "scale_type": outcome.scale_type if entry.format != "keep" else None,
+                "relative_error": round(outcome.error, 8),
+                "seconds": round(outcome.seconds, 4),
+                "reason": entry.reason,
+            }
+        )
+    weights = sum(prod(entry.shape) for entry in plan.layers)
+    stored = sum(entry.bytes for entry in plan.layers)
+    return {
+        "schema": SCHEMA,
+        "source": graph.checkpoint.source,
+        "model_type": graph.skeleton.model_type,
+        "task": graph.skeleton.task,
+        "settings": dict(settings),
+        "versions": dict(versions),
+        "weights": weights,
+        "bytes": {"bin": nbytes, "weights": stored, "f32_scales": sum(s.part.nbytes for s in tail.values())},
+        "bits_per_weight": round(8 * stored / weights, 4) if weights else 0.0,
+        "formats": _by_format(layers),
+        "summary": plan.summary.model_dump() if hasattr(plan.summary, "model_dump") else dict(plan.summary),
+        "layers": layers,
+        "float_tensors": [name for name in graph.skeleton.real if name in graph.checkpoint.tensors],
+        "unused_tensors": graph.unused,
+        "fallback": graph.skeleton.fallback,
+        "verified": verified,
+        "seconds": {k: round(v, 3) for k, v in seconds.items()},
+        "warnings": warnings,
+    }
+
+
+def _by_format(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    counts: Counter[tuple[str, int]] = Counter()
+    sizes: Counter[tuple[str, int]] = Counter()
+    stored: Counter[tuple[str, int]] = Counter()
+    for layer in layers:
+        key = (layer["format"], layer["group_size"])
+        counts[key] += 1
+        sizes[key] += prod(layer["shape"])
+        stored[key] += layer["bytes"]
+    return [
+        {"format": f, "group_size": g, "layers": counts[f, g], "weights": sizes[f, g], "bytes": stored[f, g]} for f, g in sorted(counts)
+    ]
+
+
+def write_report(report: Mapping[str, Any], folder: Path) -> None:
+    (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf8")
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    environment.filters["mib"] = lambda n: f"{n / 2**20:.1f} MiB"
+    environment.filters["cell"] = lambda text: str(text).replace("|", "\\|").replace("\n", " ")
+    (folder / "report.md").write_text(environment.from_string(TEMPLATE.read_text(encoding="utf8")).render(r=report), encoding="utf8")

@@ -1,0 +1,274 @@
+"""Weights through the quantizer into the .bin: row tile by row tile, several tiles at once, each written where the layout says.
+
+Memory is a few tiles per worker and the scales of the layers in flight, whatever the model's size.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED as FIRST
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcomp import formats
+from llmcomp.errors import NonFiniteWeightError
+from llmcomp.formats import Part
+from llmcomp.graph.layer import Layer
+from llmcomp.graph.model import ModelGraph, flat_rows
+from llmcomp.writing.journal import Journal
+from llmcomp.writing.layout import SOURCE_TYPES, Layout, Scheme, Slot, float_type, shape_bytes
+
+TILE_WEIGHTS = 1 << 19
+"""Weights per tile: the f32 image of one (2 MB) stays in a core's cache."""
+ROW_STEP = 8
+"""Tiles start at multiples of this many rows, so that a row's 4-bit codes and zero points start at a whole byte."""
+SAMPLED_ROWS = 16
+
+
+class TileResult(Protocol):
+    codes: NDArray[np.uint8]
+    scale: NDArray[np.float32]
+    zero_point: NDArray[np.uint8] | None
+
+
+Quantizer = Callable[[Any, NDArray[Any], int], TileResult]
+"""(format, rows [R, in], group size) -> packed codes, f32 scales, packed zero points."""
+NonFinite = Callable[[NDArray[Any]], tuple[int, int | None]]
+"""rows -> (number of NaN and Inf, flat index of the first)."""
+
+
+@dataclass
+class Outcome:
+    """What happened to one layer."""
+
+    name: str
+    scale_type: str
+    error: float
+    """Relative squared error ||W - W'||^2 / ||W||^2 on evenly spaced sampled rows; 0 for a layer that is kept."""
+    seconds: float
+    crc: list[int] = field(default_factory=list)
+    """CRC-32 of each tile's codes and zero points (or kept bytes), in row order."""
+    scale_crc: int = 0
+    rows_per_tile: int = 0
+
+
+@dataclass
+class _Pending:
+    layer: Layer
+    scheme: Scheme
+    tiles: int
+    rows_per_tile: int
+    started: float
+    crc: dict[int, int] = field(default_factory=dict)
+    scales: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    squares: float = 0.0
+    squared_error: float = 0.0
+
+
+def tile_rows(width: int) -> int:
+    """Rows of a tile of `width` weights each."""
+    return max(ROW_STEP, TILE_WEIGHTS // width // ROW_STEP * ROW_STEP)
+
+
+def stream(
+    graph: ModelGraph,
+    schemes: Mapping[str, Scheme],
+    layout: Layout,
+    path: Path,
+    quantize: Quantizer,
+    non_finite: NonFinite,
+    journal: Journal,
+    workers: int,
+    on_layer: Callable[[Layer, Outcome], None] = lambda *_: None,
+    on_weights: Callable[[int], None] = lambda _: None,
+) -> tuple[dict[str, Outcome], dict[str, Slot]]:
+    """Write the whole .bin; returns each layer's outcome and the places of the f32 scales in the tail.
+
+    Raises:
+        NonFiniteWeightError: a weight holds NaN or Inf.
+    """
+    with path.open("wb") as file:
+        file.truncate(layout.size)
+    writer = _Writer(graph, schemes, layout, path, quantize, non_finite)
+    outcomes: dict[str, Outcome] = {}
+    pending: set[Future[tuple[_Pending, int, int]]] = set()
+    tail_scales: dict[str, NDArray[np.float32]] = {}
+
+    def collect(done: set[Future[tuple[_Pending, int, int]]]) -> None:
+        for future in done:
+            state, size, tile = future.result()
+            on_weights(size)
+            if len(state.crc) == state.tiles:
+                outcome = writer.finish(state, tail_scales)
+                outcomes[state.layer.name] = outcome
+                journal.add({"layer": outcome.name, "rows": outcome.rows_per_tile, "crc": outcome.crc, "scale_crc": outcome.scale_crc})
+                on_layer(state.layer, outcome)
+
+    with ThreadPoolExecutor(workers, "llmcomp-stream") as pool:
+        try:
+            for state, tile in writer.jobs():
+                pending.add(pool.submit(writer.work, state, tile))
+                if len(pending) >= 2 * workers:
+                    done, pending = wait(pending, return_when=FIRST)
+                    collect(done)
+            done, pending = wait(pending)
+            collect(done)
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+        finally:
+            writer.close()
+    tail = _write_tail(path, graph, layout, tail_scales)
+    _write_constants(path, graph, layout)
+    return outcomes, tail
+
+
+def _cast(w: NDArray[Any], element_type: str, layer: Layer) -> NDArray[Any]:
+    """Rows of a layer that stays float, in the type that is stored."""
+    if element_type in ("bf16", SOURCE_TYPES[layer.dtype]):
+        return w
+    wide = np.asarray(w, np.float32)
+    if element_type == "f32":
+        return wide
+    with np.errstate(over="ignore"):
+        narrow = wide.astype(np.float16)
+    if not np.isfinite(narrow).all():
+        raise NonFiniteWeightError(layer.tensor, "a weight is too large for fp16", "Use --weight-format fp32, or a compressed format")
+    return narrow
+
+
+class _Writer:
+    def __init__(
+        self, graph: ModelGraph, schemes: Mapping[str, Scheme], layout: Layout, path: Path, quantize: Quantizer, non_finite: NonFinite
+    ) -> None:
+        self.graph, self.schemes, self.layout, self.path = graph, schemes, layout, path
+        self.quantize, self.non_finite = quantize, non_finite
+        self._local, self._files, self._lock = threading.local(), list[BinaryIO](), threading.Lock()
+
+    def jobs(self) -> Iterator[tuple[_Pending, int]]:
+        for layer in self.graph.layers:
+            rows = tile_rows(layer.shape[-1])
+            tiles = -(-flat_rows(layer) // rows)
+            state = _Pending(layer, self.schemes[layer.name], tiles, rows, time.perf_counter())
+            for tile in range(tiles):
+                yield state, tile
+
+    def work(self, state: _Pending, tile: int) -> tuple[_Pending, int, int]:
+        layer, scheme = state.layer, state.scheme
+        start = tile * state.rows_per_tile
+        stop = min(start + state.rows_per_tile, flat_rows(layer))
+        w = self.graph.rows(layer, start, stop)
+        if self.non_finite(w)[0]:
+            raise self._non_finite_error(layer)
+        if scheme.is_float:
+            stored = np.ascontiguousarray(_cast(w, float_type(layer, scheme), layer))
+            crc = self._write_rows(layer, "weight", start, stored.view(np.uint8).reshape(-1))
+        else:
+            fmt = formats.get(scheme.format)
+            result = self.quantize(fmt, w, scheme.group_size)
+            crc = self._write_rows(layer, "codes", start, result.codes)
+            if result.zero_point is not None:
+                crc = self._write_rows(layer, "zero_point", start, result.zero_point, crc)
+            self._sample_error(state, fmt, w, start)
+            with self._lock:
+                state.scales[tile] = result.scale
+        with self._lock:
+            state.crc[tile] = crc
+        return state, w.size, tile
+
+    def _write_rows(self, layer: Layer, part: str, row: int, data: NDArray[np.uint8], crc: int = 0) -> int:
+        slot = self.layout.slots[layer.name, part]
+        offset = slot.part.nbytes * row // flat_rows(layer)
+        self._write(slot.offset + offset, data)
+        return zlib.crc32(data, crc)
+
+    def _write(self, offset: int, data: NDArray[Any] | bytes) -> None:
+        file = getattr(self._local, "file", None)
+        if file is None:
+            # One handle per worker: seek and write stay together without a lock, on every platform.
+            file = self._local.file = self.path.open("r+b", buffering=0)
+            with self._lock:
+                self._files.append(file)
+        file.seek(offset)
+        view = memoryview(data).cast("B")
+        while len(view):
+            view = view[file.write(view) :]
+
+    def _sample_error(self, state: _Pending, fmt: formats.Format, w: NDArray[Any], start: int) -> None:
+        step = max(1, flat_rows(state.layer) // SAMPLED_ROWS)
+        picked = np.arange(-start % step, w.shape[0], step)
+        if not len(picked):
+            return
+        rows = np.asarray(w[picked], np.float32)
+        back = formats.quantize(fmt, rows, state.scheme.group_size).dequantize()
+        with self._lock:
+            state.squares += float(np.square(rows, dtype=np.float64).sum())
+            state.squared_error += float(np.square(rows - back, dtype=np.float64).sum())
+
+    def finish(self, state: _Pending, tail: dict[str, NDArray[np.float32]]) -> Outcome:
+        """Store the scales of a layer whose tiles are all written: f16 in place, f32 for the tail."""
+        layer = state.layer
+        scale_type, scale_crc = "f16", 0
+        if state.scales:
+            scale = np.concatenate([state.scales[t] for t in range(state.tiles)])
+            scale_type = formats.scale_type_needed(scale)
+            if scale_type == "f16":
+                stored = scale.astype(np.float16)
+                self._write(self.layout.slots[layer.name, "scale"].offset, stored)
+                scale_crc = zlib.crc32(stored)
+            else:
+                tail[layer.name] = scale
+                scale_crc = zlib.crc32(scale)
+        error = state.squared_error / state.squares if state.squares else 0.0
+        seconds = time.perf_counter() - state.started
+        return Outcome(layer.name, scale_type, error, seconds, [state.crc[t] for t in range(state.tiles)], scale_crc, state.rows_per_tile)
+
+    def _non_finite_error(self, layer: Layer) -> NonFiniteWeightError:
+        count, first, rows = 0, None, tile_rows(layer.shape[-1])
+        for start in range(0, flat_rows(layer), rows):
+            found, index = self.non_finite(self.graph.rows(layer, start, min(start + rows, flat_rows(layer))))
+            if found and first is None and index is not None:
+                first = start * layer.shape[-1] + index
+            count += found
+        position = tuple(int(i) for i in np.unravel_index(first or 0, (flat_rows(layer), layer.shape[-1])))
+        return NonFiniteWeightError(
+            layer.tensor,
+            f"{count} of {layer.size} values are NaN or Inf, the first at row {position[0]}, column {position[1]}",
+            "The checkpoint is damaged or its training diverged; get a good copy.",
+        )
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+
+def _write_tail(path: Path, graph: ModelGraph, layout: Layout, scales: Mapping[str, NDArray[np.float32]]) -> dict[str, Slot]:
+    tail: dict[str, Slot] = {}
+    position = layout.size
+    with path.open("r+b") as file:
+        for layer in graph.layers:
+            if layer.name in scales:
+                part = Part("scale", "f32", layout.slots[layer.name, "scale"].part.shape)
+                tail[layer.name] = Slot(part, position)
+                file.seek(position)
+                file.write(scales[layer.name].tobytes())
+                position += -(-part.nbytes // 64) * 64
+    return tail
+
+
+def _write_constants(path: Path, graph: ModelGraph, layout: Layout) -> None:
+    with path.open("r+b") as file:
+        for number, (offset, _) in layout.constants.items():
+            file.seek(offset)
+            file.write(graph.constant_bytes(number))
+        for shape, offset in layout.shapes.items():
+            file.seek(offset)
+            file.write(shape_bytes(shape))

@@ -1,0 +1,132 @@
+"""Reading a written model back: its bytes against the journal, its structure against the runtime, and a run of its parts."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+import psutil
+
+from llmcomp.errors import VerificationError
+from llmcomp.graph.blocks import Cut, Cutter
+from llmcomp.graph.ir import IR
+from llmcomp.graph.layer import Layer
+from llmcomp.graph.model import flat_rows
+from llmcomp.writing import journal
+from llmcomp.writing.layout import Layout, Slot
+
+TOKENS = 8
+PROPERTIES = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+FULL_FACTOR = 3.0
+"""Compiling a packed model takes about 2.1 times its .bin (measured: the plugin repacks what it maps); a margin above that."""
+
+
+def choose(mode: str, nbytes: int) -> str:
+    """What `auto` means for a .bin of `nbytes`: a full run where the forecast fits into half of the free memory."""
+    if mode != "auto":
+        return mode
+    return "full" if FULL_FACTOR * nbytes < psutil.virtual_memory().available / 2 else "structure"
+
+
+def verify(mode: str, xml: Path, journal_file: Path, layers: Sequence[Layer], layout: Layout, tail: dict[str, Slot], vocabulary: int) -> str:
+    """Check the model at `xml`; returns what was done, in words.
+
+    `mode` is none, structure (bytes, bounds; first block, last block and head run) or full (bytes, bounds; all of it runs).
+
+    Raises:
+        VerificationError: with what disagrees.
+    """
+    if mode == "none":
+        return "not verified"
+    check_bytes(xml.with_suffix(".bin"), journal_file, layers, layout, tail)
+    check_bounds(xml)
+    if mode == "structure":
+        ran = _run_parts(xml, layers, vocabulary)
+        if ran:
+            return f"bytes match their checksums; {ran} ran"
+    _run_cut(xml, Cut(ov.Core().read_model(xml), None), vocabulary, "the model")
+    return "bytes match their checksums; the whole model ran"
+
+
+def check_bytes(path: Path, journal_file: Path, layers: Sequence[Layer], layout: Layout, tail: dict[str, Slot]) -> None:
+    """Every tile in the file has the checksum that was taken when it was computed."""
+    by_name = {layer.name: layer for layer in layers}
+    with path.open("rb") as file:
+        for record in journal.read(journal_file):
+            layer = by_name.pop(record["layer"])
+            rows, step = flat_rows(layer), record["rows"]
+            parts = [layout.slots[layer.name, p] for p in ("codes", "zero_point", "weight") if (layer.name, p) in layout.slots]
+            for i, start in enumerate(range(0, rows, step)):
+                crc = 0
+                for slot in parts:
+                    begin, end = (slot.part.nbytes * row // rows for row in (start, min(start + step, rows)))
+                    end = slot.part.nbytes if start + step >= rows else end
+                    crc = zlib.crc32(_read(file, slot.offset + begin, end - begin), crc)
+                if crc != record["crc"][i]:
+                    raise VerificationError(layer.name, f"rows from {start} on are not the bytes that were computed", "Check the disk and repeat.")
+            scale = tail.get(layer.name) or layout.slots.get((layer.name, "scale"))
+            if scale and zlib.crc32(_read(file, scale.offset, scale.part.nbytes)) != record["scale_crc"]:
+                raise VerificationError(layer.name, "its scales are not the bytes that were computed", "Check the disk and repeat.")
+    if by_name:
+        raise VerificationError(next(iter(by_name)), f"it and {len(by_name) - 1} more layers were never finished", "Please report this.")
+
+
+def _read(file: object, offset: int, count: int) -> bytes:
+    file.seek(offset)  # type: ignore[attr-defined]
+    return file.read(count)  # type: ignore[attr-defined, no-any-return]
+
+
+def check_bounds(xml: Path) -> None:
+    """Every constant of the XML lies inside the .bin."""
+    ir, size = IR.read(xml), xml.with_suffix(".bin").stat().st_size
+    for number in ir.constants():
+        data = ir.data(number)
+        if int(data["offset"]) + int(data["size"]) > size:
+            raise VerificationError(ir.name(number), f"it ends behind the {size} bytes of the .bin", "Please report this.")
+
+
+def _run_parts(xml: Path, layers: Sequence[Layer], vocabulary: int) -> str:
+    """Run the first block, the last block and the head; returns what ran, empty if the model has no cuts."""
+    blocks = sorted({layer.block for layer in layers if layer.block is not None})
+    if not blocks:
+        return ""
+    nodes = {b: [n for layer in layers if layer.block == b for n in layer.nodes] for b in (blocks[0], blocks[-1])}
+    for block in dict.fromkeys((blocks[0], blocks[-1])):
+        cutter = Cutter(ov.Core().read_model(xml))
+        bounds = cutter.bounds(nodes[block])
+        if bounds is None:
+            return ""
+        start = bounds[0] if block != blocks[0] else None
+        _run_cut(xml, cutter.cut(start, bounds[1]), vocabulary, f"block {block}")
+    cutter = Cutter(ov.Core().read_model(xml))
+    bounds = cutter.bounds(nodes[blocks[-1]])
+    assert bounds is not None
+    _run_cut(xml, cutter.cut(bounds[1], None), vocabulary, "the head")
+    return f"block {blocks[0]}, block {blocks[-1]} and the head"
+
+
+def _run_cut(xml: Path, cut: Cut, vocabulary: int, what: str) -> None:
+    request = ov.Core().compile_model(cut.model, "CPU", PROPERTIES).create_infer_request()
+    rng = np.random.default_rng(0)
+    feed = {}
+    for port in cut.model.inputs:
+        name = port.get_any_name()
+        shape = [d.get_length() if d.is_static else TOKENS for d in port.get_partial_shape()]
+        if name == cut.hidden:
+            feed[name] = rng.normal(size=[1, *shape[1:]]).astype(np.float32)
+        elif name == "input_ids":
+            feed[name] = rng.integers(0, max(vocabulary, 1), (1, TOKENS))
+        elif name == "position_ids":
+            feed[name] = np.broadcast_to(np.arange(TOKENS), [*shape[:-2], 1, TOKENS]).copy()
+        elif name == "beam_idx":
+            feed[name] = np.zeros(1, np.int32)
+        else:
+            feed[name] = np.ones([1, *shape[1:]], port.get_element_type().to_dtype())
+    for output in request.infer(feed).values():
+        if not np.isfinite(output).all():
+            raise VerificationError(
+                f"{xml.name}, {what}", f"{int((~np.isfinite(output)).sum())} of its outputs are NaN or Inf", "Try another format, or report this."
+            )

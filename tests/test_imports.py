@@ -1,0 +1,89 @@
+"""The arrows between rooms, and what importing a room must not load."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "llmcomp"
+
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "options": {"errors"},
+    "formats": {"errors"},
+    "kernels": {"formats", "errors"},
+    "checkpoint": {"errors", "formats"},
+    "graph": {"checkpoint", "errors"},
+    "planning": {"formats", "graph", "calibration", "options", "errors"},
+    "algorithms": {"formats", "errors"},
+    "writing": {"formats", "graph", "checkpoint", "planning", "options", "errors"},
+    "judge": set(),
+}
+"""Room -> rooms that it may import. cli and the entry paths may import every room."""
+
+ENTRY = {"export", "compress", "inspect", "cli", "__init__", "__main__"}
+TORCH = {"torch", "transformers", "optimum", "accelerate", "openvino_tokenizers"}
+TORCH_FILES = {"graph/trace.py", "writing/tokenizer.py", "judge/hf_reference.py"}
+"""Child processes: the only files that may import torch and what brings it, anywhere in them."""
+TORCH_LAZY = {"checkpoint/gguf_tokenizer.py"}
+
+
+def modules(path: Path) -> list[str]:
+    """Dotted names that a file imports, at any depth; `from llmcomp import x` counts as llmcomp.x."""
+    names = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
+        if isinstance(node, ast.Import):
+            names += [a.name for a in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names += [f"llmcomp.{a.name}" for a in node.names] if node.module == "llmcomp" else [node.module]
+    return names
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_arrows(path: Path) -> None:
+    here = path.relative_to(PACKAGE)
+    room = here.parts[0].removesuffix(".py")
+    if room in ENTRY:
+        return
+    assert room in ALLOWED, f"{room} is not a room of the table"
+    for name in modules(path):
+        if name.startswith("llmcomp."):
+            target = name.split(".")[1]
+            assert target == room or target in ALLOWED[room] or target == "__version__", f"{here} imports {name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_torch_stays_in_the_children(path: Path) -> None:
+    here = path.relative_to(PACKAGE).as_posix()
+    found = {name for name in modules(path) if name.split(".")[0] in TORCH}
+    assert not found or here in TORCH_FILES | TORCH_LAZY, f"{here} imports {sorted(found)}"
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("llmcomp", ("numpy", "torch", "openvino")),
+        ("llmcomp.cli", ("torch", "openvino", "transformers")),
+        ("llmcomp.formats", ("torch", "openvino")),
+        ("llmcomp.checkpoint", ("torch", "transformers", "openvino")),
+        ("llmcomp.export", ("torch", "transformers", "optimum")),
+    ],
+)
+def test_lean_import(module: str, absent: tuple[str, ...]) -> None:
+    code = f"import sys, {module}; print([m for m in {absent!r} if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    assert found == "[]"
+
+
+@pytest.mark.parametrize("folder", sorted({p.parent for p in FILES if p.parent != PACKAGE}), ids=lambda p: p.name)
+def test_every_room_says_what_it_is(folder: Path) -> None:
+    doc = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf8"))) or ""
+    lines = [line.split(":")[0] for line in doc.strip().splitlines()[-4:]]
+    assert lines == ["comes in", "goes out", "may import", "read first"]
