@@ -43,10 +43,10 @@ def _replace(ir: IR, graph: ModelGraph, layer: Layer, scheme: Scheme, layout: La
     for reader, port in ir.readers(number):
         if ir.kind(reader) == "Convert":
             for target in ir.readers(reader):
-                ir.connect((output.layer, 0), target)
+                ir.connect((output.layer, output.port), target)
             ir.remove(reader)
         else:
-            ir.connect((output.layer, 0), (reader, port))
+            ir.connect((output.layer, output.port), (reader, port))
     if layer.transposed:
         for reader, _ in ir.readers(output.layer):
             _mark_transposed(ir, reader, layer)
@@ -71,6 +71,7 @@ def _constant_name(graph: ModelGraph, layer: Layer) -> str:
 @dataclass(frozen=True)
 class _Output:
     layer: int
+    port: int
     element_type: str
     shape: tuple[int, ...]
 
@@ -140,10 +141,11 @@ class _Chain:
         if inputs:
             ports = ET.SubElement(element, "input")
             for i, source in enumerate(inputs):
-                _port(ports, i + 1, source.element_type, source.shape)
-        _port(ET.SubElement(element, "output"), 0, element_type, shape)
-        self.ir.add(element, self.before, {i + 1: (source.layer, 0) for i, source in enumerate(inputs)})
-        return _Output(number, element_type, shape)
+                _port(ports, i, source.element_type, source.shape)
+        # As the runtime numbers them: inputs from 0, the output after them.
+        _port(ET.SubElement(element, "output"), len(inputs), element_type, shape)
+        self.ir.add(element, self.before, {i: (source.layer, source.port) for i, source in enumerate(inputs)})
+        return _Output(number, len(inputs), element_type, shape)
 
 
 def _port(parent: ET.Element, number: int, element_type: str, shape: tuple[int, ...]) -> None:

@@ -67,6 +67,7 @@ class _Pending:
     tiles: int
     rows_per_tile: int
     started: float
+    collected: int = 0
     crc: dict[int, int] = field(default_factory=dict)
     scales: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     squares: float = 0.0
@@ -99,14 +100,15 @@ def stream(
         file.truncate(layout.size)
     writer = _Writer(graph, schemes, layout, path, quantize, non_finite)
     outcomes: dict[str, Outcome] = {}
-    pending: set[Future[tuple[_Pending, int, int]]] = set()
+    pending: set[Future[tuple[_Pending, int]]] = set()
     tail_scales: dict[str, NDArray[np.float32]] = {}
 
-    def collect(done: set[Future[tuple[_Pending, int, int]]]) -> None:
+    def collect(done: set[Future[tuple[_Pending, int]]]) -> None:
         for future in done:
-            state, size, tile = future.result()
+            state, size = future.result()
             on_weights(size)
-            if len(state.crc) == state.tiles:
+            state.collected += 1
+            if state.collected == state.tiles:
                 outcome = writer.finish(state, tail_scales)
                 outcomes[state.layer.name] = outcome
                 journal.add({"layer": outcome.name, "rows": outcome.rows_per_tile, "crc": outcome.crc, "scale_crc": outcome.scale_crc})
@@ -161,7 +163,7 @@ class _Writer:
             for tile in range(tiles):
                 yield state, tile
 
-    def work(self, state: _Pending, tile: int) -> tuple[_Pending, int, int]:
+    def work(self, state: _Pending, tile: int) -> tuple[_Pending, int]:
         layer, scheme = state.layer, state.scheme
         start = tile * state.rows_per_tile
         stop = min(start + state.rows_per_tile, flat_rows(layer))
@@ -182,7 +184,7 @@ class _Writer:
                 state.scales[tile] = result.scale
         with self._lock:
             state.crc[tile] = crc
-        return state, w.size, tile
+        return state, w.size
 
     def _write_rows(self, layer: Layer, part: str, row: int, data: NDArray[np.uint8], crc: int = 0) -> int:
         slot = self.layout.slots[layer.name, part]

@@ -1,0 +1,7 @@
+"""`python -m llmcomp`."""
+
+import sys
+
+from llmcomp.cli import main
+
+sys.exit(main())

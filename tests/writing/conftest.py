@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmcomp import formats
+from llmcomp.graph.model import ModelGraph
+from llmcomp.writing.ir import write_ir
+from llmcomp.writing.journal import Journal
+from llmcomp.writing.layout import Scheme, make_layout
+from llmcomp.writing.stream import stream
+
+
+def numpy_quantizer(fmt: formats.Format, w: np.ndarray, group_size: int) -> Any:
+    weight = formats.quantize(fmt, w, group_size)
+    packed = weight.packed()
+    return SimpleNamespace(codes=packed["codes"], scale=weight.scale, zero_point=packed.get("zero_point"))
+
+
+def count_non_finite(w: np.ndarray) -> tuple[int, int | None]:
+    bad = ~np.isfinite(np.asarray(w, np.float32)).reshape(-1)
+    return int(bad.sum()), int(bad.argmax()) if bad.any() else None
+
+
+@pytest.fixture
+def write() -> Callable[..., Any]:
+    """Writes a graph with one scheme for its table and one for everything else; the numpy oracle quantizes."""
+
+    def run(graph: ModelGraph, folder: Path, scheme: Scheme, table: Scheme | None = None, workers: int = 2) -> Any:
+        folder.mkdir(parents=True, exist_ok=True)
+        schemes = {layer.name: (table or scheme) if "Gather" in layer.ops else scheme for layer in graph.layers}
+        layout = make_layout(graph, schemes)
+        xml = folder / "openvino_model.xml"
+        with Journal(folder / "journal.jsonl") as journal:
+            outcomes, tail = stream(
+                graph, schemes, layout, xml.with_suffix(".bin"), numpy_quantizer, count_non_finite, journal, workers
+            )
+        write_ir(graph, schemes, layout, tail, xml, {"version": "test"})
+        return SimpleNamespace(xml=xml, schemes=schemes, layout=layout, outcomes=outcomes, tail=tail, journal=folder / "journal.jsonl")
+
+    return run

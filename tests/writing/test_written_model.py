@@ -1,0 +1,112 @@
+"""Layout, stream and IR together: the written model computes what its dequantized weights compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import pytest
+
+from llmcomp import formats
+from llmcomp.errors import NonFiniteWeightError
+from llmcomp.graph.ir import IR
+from llmcomp.writing.layout import ALIGN, Scheme, layer_bytes
+from tests.hand import VOCABULARY, hand_graph, logits, weights
+
+SCHEMES = [Scheme("int8_asym", -1), Scheme("int8_sym", 32), Scheme("int4_asym", 32), Scheme("int4_sym", -1), Scheme("keep", -1), Scheme("fp32", -1)]
+ALL = [*SCHEMES, Scheme("nf4", 32), Scheme("fp16", -1)]
+
+
+def run(xml: Path, ids: np.ndarray) -> np.ndarray:
+    return ov.Core().compile_model(xml, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"})([ids])[0]
+
+
+def dequantized(graph: Any, schemes: dict[str, Scheme]) -> dict[str, np.ndarray]:
+    arrays = {}
+    for layer in graph.layers:
+        scheme, stored = schemes[layer.name], graph.checkpoint.read(layer.tensor)
+        if scheme.is_float:
+            arrays[layer.tensor] = stored.astype(np.float16) if scheme.format == "fp16" else stored
+            continue
+        w = np.ascontiguousarray(stored.T) if layer.transposed else stored
+        back = formats.quantize(formats.get(scheme.format), w, scheme.group_size).stored().dequantize()
+        arrays[layer.tensor] = back.T if layer.transposed else back
+    return arrays
+
+
+@pytest.mark.parametrize("scheme", ALL, ids=lambda s: f"{s.format}-{s.group_size}")
+def test_logits_are_those_of_the_dequantized_weights(tmp_path: Path, write: Callable[..., Any], scheme: Scheme) -> None:
+    graph = hand_graph(tmp_path / "skeleton")
+    table = scheme if scheme.is_float or formats.get(scheme.format).for_embeddings else Scheme("int8_asym", -1)
+    written = write(graph, tmp_path / "out", scheme, table)
+    ids = np.random.default_rng(2).integers(0, VOCABULARY, (2, 7))
+    wanted = logits(dequantized(graph, written.schemes), ids)
+    # f32 against float64 over sums of 96 terms; the plugin's NF4 table is f32 where the chain's is f16 (openvino: 1.6e-4 relative).
+    tolerance = 1e-3 if scheme.format == "nf4" else 3e-5
+    np.testing.assert_allclose(run(written.xml, ids), wanted, rtol=tolerance, atol=tolerance)
+
+
+def test_every_constant_has_its_own_aligned_place(tmp_path: Path, write: Callable[..., Any]) -> None:
+    graph = hand_graph(tmp_path / "skeleton")
+    written = write(graph, tmp_path / "out", Scheme("int4_asym", 32), Scheme("int8_asym", -1))
+    spans = sorted((s.offset, s.end) for s in written.layout.slots.values())
+    spans += [(o, o + n) for o, n in set(written.layout.constants.values())] + [(o, o + 8 * len(s)) for s, o in written.layout.shapes.items()]
+    spans.sort()
+    assert all(offset % ALIGN == 0 for offset, _ in spans)
+    assert all(end <= begin for (_, end), (begin, _) in zip(spans, spans[1:], strict=False))
+    assert written.xml.with_suffix(".bin").stat().st_size == written.layout.size
+    for layer in graph.layers:
+        parts = [s.part.nbytes for (name, _), s in written.layout.slots.items() if name == layer.name]
+        assert sum(parts) == layer_bytes(layer, written.schemes[layer.name])
+
+
+def test_a_tied_table_is_stored_once(tmp_path: Path, write: Callable[..., Any]) -> None:
+    written = write(hand_graph(tmp_path / "skeleton"), tmp_path / "out", Scheme("int8_asym", -1))
+    ir = IR.read(written.xml)
+    tables = [n for n in ir.constants() if ir.output_shape(n) == (VOCABULARY, 64) and ir.output_type(n) == "U8"]
+    assert len(tables) == 1
+
+
+def test_the_same_bytes_whatever_the_number_of_workers(tmp_path: Path, write: Callable[..., Any]) -> None:
+    files = []
+    for workers in (1, 2, 5):
+        written = write(hand_graph(tmp_path / f"s{workers}"), tmp_path / f"o{workers}", Scheme("int4_sym", 32), workers=workers)
+        files.append(written.xml.with_suffix(".bin").read_bytes())
+    assert files[0] == files[1] == files[2]
+
+
+def test_scales_that_f16_cannot_hold_go_to_the_tail(tmp_path: Path, write: Callable[..., Any]) -> None:
+    arrays = weights(dtype=np.float32)
+    arrays["model.layers.0.up.weight"] = arrays["model.layers.0.up.weight"] * np.float32(1e-5)
+    arrays["model.layers.1.up.weight"] = arrays["model.layers.1.up.weight"] * np.float32(3e7)
+    graph = hand_graph(tmp_path / "skeleton", arrays)
+    written = write(graph, tmp_path / "out", Scheme("int4_sym", 32))
+    assert set(written.tail) == {"model.layers.0.up", "model.layers.1.up"}
+    assert {n: o.scale_type for n, o in written.outcomes.items()}["model.layers.1.down"] == "f16"
+    ids = np.arange(6)[None]
+    wanted = logits(dequantized(graph, written.schemes), ids)
+    np.testing.assert_allclose(run(written.xml, ids), wanted, rtol=3e-5, atol=3e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_value_that_is_not_finite_stops_the_export(tmp_path: Path, write: Callable[..., Any], value: float) -> None:
+    arrays = weights()
+    arrays["model.layers.1.down.weight"][3, 5] = value
+    arrays["model.layers.1.down.weight"][9, 0] = value
+    with pytest.raises(NonFiniteWeightError) as caught:
+        write(hand_graph(tmp_path / "skeleton", arrays), tmp_path / "out", Scheme("int4_sym", 32))
+    message = str(caught.value)
+    assert "model.layers.1.down.weight" in message and "2 of 6144" in message and "row 3, column 5" in message
+
+
+def test_sampled_error_is_that_of_the_rows(tmp_path: Path, write: Callable[..., Any]) -> None:
+    graph = hand_graph(tmp_path / "skeleton")
+    written = write(graph, tmp_path / "out", Scheme("int4_sym", 32))
+    w = np.asarray(graph.checkpoint.read("model.layers.0.up.weight"), np.float32)
+    back = formats.quantize(formats.get("int4_sym"), w, 32).stored().dequantize()
+    whole = np.square(w - back).sum() / np.square(w).sum()
+    # 16 of 96 rows: a sample, not the whole.
+    assert written.outcomes["model.layers.0.up"].error == pytest.approx(whole, rel=0.3)
