@@ -128,7 +128,26 @@ def _task(checkpoint: Checkpoint, folder: Path, job: dict[str, Any]) -> tuple[st
         raise ArchitectureError(
             f"architecture {model_type!r}", f"the exporter does not support the task {task!r}", f"Choose --task from {', '.join(sorted(tasks))}."
         )
+    _check_versions(model_type, task)
     return task, TasksManager.get_model_class_for_task(task, framework="pt", model_type=config.model_type, library="transformers")
+
+
+def _check_versions(model_type: str, task: str) -> None:
+    """The exporter's own window of transformers versions, asked before anything is built."""
+    import transformers
+    from optimum.exporters.tasks import TasksManager
+    from packaging.version import Version
+
+    constructor = TasksManager.get_exporter_config_constructor("openvino", model_type=model_type, task=task, library_name="transformers")
+    wanted = getattr(constructor, "func", constructor)
+    for bound, outside in (("MIN", Version.__lt__), ("MAX", Version.__gt__)):
+        limit = getattr(wanted, f"{bound}_TRANSFORMERS_VERSION", None)
+        if limit is not None and outside(Version(transformers.__version__), Version(str(limit))):
+            raise ArchitectureError(
+                f"architecture {model_type!r}",
+                f"optimum-intel exports it with transformers {'from' if bound == 'MIN' else 'up to'} {limit}, {transformers.__version__} is installed",
+                "Install such a version in an environment of its own",
+            )
 
 
 def _class_of(architectures: list[str]) -> Any:

@@ -82,8 +82,8 @@ class _Chain:
     def __init__(self, ir: IR, before: int, name: str, layer: Layer, layout: Layout, tail: Slot | None) -> None:
         self.ir, self.before, self.name, self.layer, self.layout, self.tail = ir, before, name, layer, layout, tail
 
-    def build(self, node: Node) -> _Output:
-        inputs = [self.build(i) for i in node.inputs]
+    def build(self, node: Node, root: bool = True) -> _Output:
+        inputs = [self.build(i, root=False) for i in node.inputs]
         if node.op == "Part":
             slot = self.layout.slots[self.layer.name, str(node.attr)]
             if node.attr == "scale" and self.tail is not None:
@@ -92,7 +92,8 @@ class _Chain:
             return self._constant(self.name + suffix, slot.part.element_type, slot.part.shape, slot.offset, slot.part.nbytes)
         if node.op == "Convert":
             to = str(node.attr)
-            return self._layer("Convert", "opset1", "/convert", {"destination_type": to}, inputs, to, inputs[0].shape, decompression=True)
+            # The mark keeps the last Convert from being folded; on the one behind the codes it makes the CPU plugin decompress at load.
+            return self._layer("Convert", "opset1", "/convert", {"destination_type": to}, inputs, to, inputs[0].shape, decompression=root)
         if node.op in ("Subtract", "Multiply"):
             suffix = "/zero_point/subtract" if node.op == "Subtract" else "/fq_weights_1"
             shape = tuple(max(a, b) for a, b in zip(inputs[0].shape, inputs[1].shape, strict=True))

@@ -1,0 +1,43 @@
+"""A float model with the weights that a written folder stands for: dequantized in numpy from the source, by the report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as ops
+
+from llmcomp import checkpoint as checkpoints
+from llmcomp import formats
+from llmcomp.graph.skeleton import get_skeleton
+
+
+def dequantized_ir(folder: Path, source: Path, scratch: Path) -> Path:
+    """Path of an f32 IR: the source's skeleton with every weight replaced by numpy's own rounding of the source."""
+    checkpoint = checkpoints.open(str(source))
+    skeleton = get_skeleton(checkpoint)
+    schemes = {layer["tensor"]: layer for layer in json.loads((folder / "report.json").read_text())["layers"]}
+    tensors = {w["id"]: w["tensor"] for w in skeleton.weights}
+    model = ov.Core().read_model(skeleton.xml)
+    for parameter in model.get_parameters():
+        tensor = tensors.get(parameter.get_friendly_name())
+        if tensor is None:
+            continue
+        scheme = schemes[tensor]
+        w = np.asarray(checkpoint.read(tensor)).astype(np.float32)
+        if formats.exists(scheme["format"]):
+            w = formats.quantize(formats.get(scheme["format"]), w, scheme["group_size"]).stored().dequantize()
+        constant = ops.constant(w)
+        for target in parameter.output(0).get_target_inputs():
+            reader = target.get_node()
+            if reader.get_type_name() == "Convert":
+                for inner in reader.output(0).get_target_inputs():
+                    inner.replace_source_output(constant.output(0))
+            else:
+                target.replace_source_output(constant.output(0))
+        model.remove_parameter(parameter)
+    out = scratch / "dequantized.xml"
+    ov.save_model(model, out, compress_to_fp16=False)
+    return out

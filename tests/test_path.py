@@ -1,0 +1,142 @@
+"""The whole path on a two-layer model: checkpoint in, verified folder out, loaded by those who will use it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import pytest
+
+from llmcomp.export import export, plan_model
+from llmcomp.options import ExportOptions
+from tests.dequantize import dequantized_ir
+from tests.packed import packed_types
+from tests.tiny import tiny_llama
+
+PROPERTIES = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """One skeleton cache for the module: the architecture is traced once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LLMCOMP_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("source") / "tiny"
+    tiny_llama(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(checkpoint: Path, cache: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("out") / "int4"
+    export(ExportOptions(model=str(checkpoint), output=out, group_size=32))
+    return out
+
+
+def logits(xml: Path, ids: np.ndarray) -> np.ndarray:
+    compiled = ov.Core().compile_model(xml, "CPU", PROPERTIES)
+    feed = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(ids.shape[1])[None], "beam_idx": np.zeros(1, np.int32)}
+    names = {n for i in compiled.inputs for n in i.get_names()}
+    return compiled.create_infer_request().infer({k: v for k, v in feed.items() if k in names})[0]
+
+
+def test_everything_is_in_the_folder(exported: Path) -> None:
+    names = {p.name for p in exported.iterdir()}
+    models = {f"openvino_{m}.{e}" for m in ("model", "tokenizer", "detokenizer") for e in ("xml", "bin")}
+    others = {"config.json", "generation_config.json", "openvino_config.json", "report.json", "report.md", "tokenizer.json", "tokenizer_config.json"}
+    assert models | others <= names
+    assert not [n for n in names if n.startswith(".") or n.endswith(".jsonl")]
+
+
+def test_the_report_accounts_for_every_tensor(exported: Path, checkpoint: Path) -> None:
+    import safetensors
+
+    stored = set()
+    for shard in checkpoint.glob("*.safetensors"):
+        with safetensors.safe_open(shard, "np") as file:
+            stored |= set(file.keys())
+    report = json.loads((exported / "report.json").read_text())
+    told = {layer["tensor"] for layer in report["layers"]} | set(report["float_tensors"]) | set(report["unused_tensors"])
+    assert told == stored
+    assert report["bytes"]["bin"] == (exported / "openvino_model.bin").stat().st_size
+    assert {layer["format"] for layer in report["layers"]} == {"int4_asym", "int8_asym"}
+    assert "the whole model ran" in report["verified"]
+
+
+def test_logits_are_those_of_the_dequantized_weights(exported: Path, checkpoint: Path, tmp_path: Path) -> None:
+    ids = np.random.default_rng(0).integers(0, 200, (1, 12))
+    wanted = logits(dequantized_ir(exported, checkpoint, tmp_path), ids)
+    # Both run in f32 on the same plugin; a packed kernel sums in another order than a float one.
+    np.testing.assert_allclose(logits(exported / "openvino_model.xml", ids), wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_the_compiled_model_keeps_its_weights_packed(exported: Path) -> None:
+    assert packed_types(exported / "openvino_model.xml") == {"u4", "u8"}
+
+
+def test_optimum_loads_and_runs_it(exported: Path) -> None:
+    import torch
+    from optimum.intel import OVModelForCausalLM
+
+    model = OVModelForCausalLM.from_pretrained(exported, ov_config=PROPERTIES)
+    ids = np.arange(8)[None]
+    out = model(input_ids=torch.from_numpy(ids), attention_mask=torch.ones(1, 8, dtype=torch.int64)).logits
+    np.testing.assert_allclose(out.numpy(), logits(exported / "openvino_model.xml", ids), rtol=1e-4, atol=1e-5)
+    assert model.generate(input_ids=torch.from_numpy(ids), max_new_tokens=4, min_new_tokens=4).shape == (1, 12)
+
+
+def test_genai_loads_and_runs_it(exported: Path) -> None:
+    genai = pytest.importorskip("openvino_genai")
+    assert isinstance(genai.LLMPipeline(str(exported), "CPU").generate("ab", max_new_tokens=4), str)
+
+
+def test_a_second_run_gives_the_same_bytes_from_the_cached_skeleton(exported: Path, checkpoint: Path, cache: Any, tmp_path: Path) -> None:
+    class Notes:
+        said: list[str] = []
+
+        def note(self, text: str) -> None:
+            self.said.append(text)
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_, **__: None
+
+    export(ExportOptions(model=str(checkpoint), output=tmp_path / "again", group_size=32), Notes())  # type: ignore[arg-type]
+    assert any("cache" in text for text in Notes.said)
+    for name in ("openvino_model.bin", "openvino_model.xml"):
+        assert (tmp_path / "again" / name).read_bytes() == (exported / name).read_bytes()
+
+
+def test_a_fine_tune_does_not_get_anothers_norms(checkpoint: Path, cache: Any, tmp_path: Path) -> None:
+    """Same config, same headers, other norms: the cached skeleton does not fit."""
+    from safetensors.numpy import load_file, save_file
+
+    tuned = tmp_path / "tuned"
+    tuned.mkdir()
+    for path in checkpoint.iterdir():
+        (tuned / path.name).write_bytes(path.read_bytes())
+    for shard in tuned.glob("*.safetensors"):
+        tensors = load_file(shard)
+        save_file({n: (t * 2 if n == "model.norm.weight" else t) for n, t in tensors.items()}, shard, {"format": "pt"})
+    export(ExportOptions(model=str(tuned), output=tmp_path / "out", group_size=32))
+    ids = np.arange(5)[None]
+    wanted = logits(dequantized_ir(tmp_path / "out", tuned, tmp_path), ids)
+    np.testing.assert_allclose(logits(tmp_path / "out" / "openvino_model.xml", ids), wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_an_edited_plan_is_obeyed(checkpoint: Path, cache: Any, tmp_path: Path) -> None:
+    plan = json.loads(plan_model(ExportOptions(model=str(checkpoint), group_size=32)).to_json())
+    chosen = plan["layers"][3]
+    chosen["format"], chosen["group_size"] = "int8_sym", -1
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    result = export(ExportOptions(model=str(checkpoint), output=tmp_path / "out", plan=tmp_path / "plan.json"))
+    formats = {layer["name"]: layer["format"] for layer in result.report["layers"]}
+    assert formats[chosen["name"]] == "int8_sym"
+    assert packed_types(tmp_path / "out" / "openvino_model.xml") == {"u4", "u8", "i8"}
