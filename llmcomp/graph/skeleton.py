@@ -88,7 +88,7 @@ def get_skeleton(
 
 
 def _run_child(checkpoint: Checkpoint, task: str, trust: bool, out: Path) -> None:
-    job = {"source": checkpoint.source, "open": checkpoint.open_arguments, "task": task, "trust_remote_code": trust, "out": str(out)}
+    job: dict[str, Any] = {"source": checkpoint.source, "open": {"source": checkpoint.source, **checkpoint.open_arguments}, "task": task, "trust_remote_code": trust, "out": str(out)}
     (out / "job.json").write_text(json.dumps(job), encoding="utf8")
     env = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     child = subprocess.run(

@@ -59,7 +59,7 @@ def trace(job: dict[str, Any], out: Path) -> dict[str, Any]:
     from llmcomp.checkpoint import open as open_checkpoint
 
     warnings.filterwarnings("ignore")
-    checkpoint = open_checkpoint(job["source"], **job["open"])
+    checkpoint = open_checkpoint(**job["open"])
     reason = None
     with tempfile.TemporaryDirectory() as scratch:
         folder = checkpoint.folder or _config_folder(checkpoint, Path(scratch))
@@ -169,8 +169,8 @@ def _empty_model(checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: b
     config = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
     with init_empty_weights(include_buffers=False):
         model = auto_class.from_config(config, dtype=torch.bfloat16, trust_remote_code=trust)
-    model.tie_weights()
     prefix = getattr(model, "base_model_prefix", "")
+    compared = _tie(model, checkpoint, prefix)
     homes: dict[int, list[tuple[Any, str, str]]] = {}
     for module_name, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -194,7 +194,7 @@ def _empty_model(checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: b
             raise missing_tensors_error(missing, checkpoint.tensors, checkpoint.source)
         raise ContractError(f"the checkpoint stores {missing[0]} and {len(missing) - 1} more tensors in another form")
 
-    real = {tensor for _, tensor in others}
+    real = {tensor for _, tensor in others} | compared
     for uses, tensor in others:
         value = torch.nn.Parameter(_torch(checkpoint.read(tensor)), requires_grad=False)
         for module, name, _ in uses:
@@ -206,6 +206,21 @@ def _empty_model(checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: b
             buffer.data = _torch(checkpoint.read(tensor))
             real.add(tensor)
     return model, addresses, real
+
+
+def _tie(model: Any, checkpoint: Checkpoint, prefix: str) -> set[str]:
+    """Tie as the loader does: a pair that the checkpoint stores twice stays apart, unless both are the same bytes. Returns what was compared."""
+    missing = {name for name, _ in model.named_parameters() if find_tensor(name, checkpoint.tensors, prefix) is None}
+    compared: set[str] = set()
+    for target, source in getattr(model, "all_tied_weights_keys", {}).items():
+        pair = [find_tensor(name, checkpoint.tensors, prefix) for name in (target, source)]
+        if pair[0] is None or pair[1] is None or pair[0] == pair[1]:
+            continue
+        compared |= {pair[0], pair[1]}
+        if np.array_equal(checkpoint.read(pair[0]), checkpoint.read(pair[1])):
+            missing.add(target)
+    model.tie_weights(missing_keys=missing, recompute_mapping=False)
+    return compared
 
 
 def _place(matrices: list[Any], checkpoint: Checkpoint) -> dict[int, str]:

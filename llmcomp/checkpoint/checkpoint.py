@@ -1,0 +1,61 @@
+"""What every kind of source offers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One stored tensor; `begin` and `end` are byte offsets in `file`."""
+
+    name: str
+    dtype: str
+    """As safetensors spells it: F32, F16, BF16, ..."""
+    shape: tuple[int, ...]
+    file: Path
+    begin: int
+    end: int
+
+
+class Checkpoint(ABC):
+    """A source whose headers have been read and checked."""
+
+    source: str
+    """As the user wrote it."""
+    folder: Path | None
+    """Where config.json and the tokenizer are; None for a .gguf file."""
+    config: dict[str, Any]
+    generation_config: dict[str, Any] | None
+    tensors: Mapping[str, TensorInfo]
+    side_files: list[Path]
+    """Small files to copy into the output."""
+    open_arguments: dict[str, Any]
+    """JSON-able arguments with which a child process opens the same files, without network."""
+
+    @abstractmethod
+    def rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        """Rows [start, stop) along the first axis, mapped or decoded now; bf16 as ml_dtypes.bfloat16."""
+
+    def read(self, name: str) -> NDArray[Any]:
+        """The whole tensor."""
+        shape = self.tensors[name].shape
+        return self.rows(name, 0, shape[0] if shape else 1)
+
+    @abstractmethod
+    def check_tokenizer(self) -> None:
+        """Raises TokenizerError if there is no tokenizer."""
+
+    @abstractmethod
+    def save_tokenizer(self, folder: Path) -> None:
+        """Write the Hugging Face tokenizer files into `folder`."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """SHA-256 over the names, sizes and times of the files, and the config."""

@@ -1,0 +1,166 @@
+"""A local Hugging Face folder: config.json, one or many safetensors shards, tokenizer files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcomp.checkpoint.checkpoint import Checkpoint, TensorInfo
+from llmcomp.checkpoint.header import read_header
+from llmcomp.errors import CheckpointError, TokenizerError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tiktoken.model")
+"""Files of which one makes a tokenizer."""
+TOKENIZER_FILES = (
+    *TOKENIZERS,
+    "merges.txt",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+SIDE_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+NUMPY = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
+
+
+class FolderCheckpoint(Checkpoint):
+    """Opens headers only; `rows` are views into mapped files."""
+
+    def __init__(self, folder: Path, source: str) -> None:
+        self.folder: Path = folder
+        self.source = source
+        self.open_arguments = {}
+        self.config = _config(folder)
+        _refuse_quantized(folder, self.config)
+        self.generation_config = _json(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else None
+        self.tensors = _tensors(folder)
+        self.side_files = [p for p in (folder / n for n in SIDE_FILES) if p.is_file()] + sorted(folder.glob("*.py"))
+        self._maps: dict[Path, NDArray[np.uint8]] = {}
+
+    def rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        info = self.tensors[name]
+        if info.dtype not in NUMPY:
+            raise CheckpointError(
+                f"{info.file}: tensor {name}", f"{info.dtype} weights are not read", "Use a float32, float16 or bfloat16 checkpoint"
+            )
+        if info.file not in self._maps:
+            self._maps[info.file] = np.memmap(info.file, np.uint8, "r")
+        # Offsets may be unaligned in old files; numpy reads such views correctly.
+        whole = self._maps[info.file][info.begin : info.end].view(np.ndarray)
+        whole = np.frombuffer(whole, NUMPY[info.dtype]).reshape(info.shape)
+        return whole[start:stop] if info.shape else whole
+
+    def check_tokenizer(self) -> None:
+        if not any((self.folder / name).is_file() for name in TOKENIZERS):
+            raise TokenizerError(
+                str(self.folder), f"no tokenizer in it (none of {', '.join(TOKENIZERS[:3])}, ...)", "Add its files, or give --no-tokenizer"
+            )
+
+    def save_tokenizer(self, folder: Path) -> None:
+        self.check_tokenizer()
+        for name in TOKENIZER_FILES:
+            if (self.folder / name).is_file():
+                shutil.copyfile(self.folder / name, folder / name)
+        for path in self.folder.glob("*.py"):
+            shutil.copyfile(path, folder / path.name)
+
+    def fingerprint(self) -> str:
+        files = sorted({t.file for t in self.tensors.values()})
+        stats = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in files]
+        headers = [(t.name, t.dtype, t.shape, t.begin) for t in self.tensors.values()]
+        return hashlib.sha256(json.dumps([stats, headers, self.config], sort_keys=True).encode()).hexdigest()
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(str(path), f"it is not JSON ({error})", "Download or copy the file again") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(str(path), "it is not a JSON object", "Download or copy the file again")
+    return value
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    if (folder / "openvino_model.xml").is_file() and not list(folder.glob("*.safetensors")):
+        raise CheckpointError(
+            str(folder), "it is already an OpenVINO model", "Give the Hugging Face checkpoint that it was made from; `llmcomp inspect` tells what it holds"
+        )
+    if not (folder / "config.json").is_file():
+        hint = "Give the folder of the checkpoint itself" if any(folder.iterdir()) else "Download the model first"
+        raise CheckpointError(str(folder), "no config.json in it", hint)
+    return _json(folder / "config.json")
+
+
+def _refuse_quantized(folder: Path, config: dict[str, Any]) -> None:
+    quantization = config.get("quantization_config") or config.get("compression_config")
+    if quantization:
+        method = quantization.get("quant_method", "an unnamed method") if isinstance(quantization, dict) else quantization
+        raise CheckpointError(
+            str(folder), f"its weights are already quantized with {method}", "Give the original float checkpoint: compressing twice adds the damage"
+        )
+
+
+def _tensors(folder: Path) -> dict[str, TensorInfo]:
+    if (folder / INDEX).is_file():
+        return _indexed(folder)
+    if (folder / SINGLE).is_file():
+        return read_header(folder / SINGLE)
+    shards = sorted(folder.glob("*.safetensors"))
+    if len(shards) == 1:
+        return read_header(shards[0])
+    if shards:
+        raise CheckpointError(
+            str(folder), f"{len(shards)} safetensors files and no {INDEX} to say which belong together", "Add the index, or keep one file"
+        )
+    pickles = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLES)
+    if pickles:
+        raise CheckpointError(
+            str(folder), f"it has only pickled weights ({pickles[0]})", "Pickles can run code and are never opened: save the model as safetensors"
+        )
+    raise CheckpointError(str(folder), "no safetensors file in it", "Download the weights")
+
+
+def _indexed(folder: Path) -> dict[str, TensorInfo]:
+    index = _json(folder / INDEX)
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
+        raise CheckpointError(str(folder / INDEX), "its weight_map is no map of tensors to files", "Download the index again")
+    names = sorted(set(weight_map.values()))
+    for name in names:
+        if Path(name).name != name or name in ("", ".", ".."):
+            raise CheckpointError(str(folder / INDEX), f"it names a file outside the folder: {name!r}", "Do not use this checkpoint")
+    absent = [name for name in names if not (folder / name).is_file()]
+    if absent:
+        raise CheckpointError(
+            str(folder),
+            f"the index lists {len(names)} files, {len(names) - len(absent)} present: {', '.join(absent[:5])}{' ...' if len(absent) > 5 else ''} missing",
+            "Download the missing shards",
+        )
+    tensors: dict[str, TensorInfo] = {}
+    for name in names:
+        for tensor, info in read_header(folder / name).items():
+            if weight_map.get(tensor) != name:
+                told = weight_map.get(tensor)
+                reason = f"{name} holds {tensor}, which the index {f'expects in {told}' if told else 'does not list'}"
+                raise CheckpointError(str(folder / INDEX), reason, "Index and shards are of different versions: download both again")
+            tensors[tensor] = info
+    lost = [t for t in weight_map if t not in tensors]
+    if lost:
+        raise CheckpointError(
+            str(folder / INDEX),
+            f"it expects {lost[0]} in {weight_map[lost[0]]}, which does not hold it" + (f", and {len(lost) - 1} more" if len(lost) > 1 else ""),
+            "Index and shards are of different versions: download both again",
+        )
+    return tensors

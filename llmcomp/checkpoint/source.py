@@ -1,0 +1,43 @@
+"""Telling what a source is, and opening it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from llmcomp.checkpoint.checkpoint import Checkpoint
+from llmcomp.checkpoint.folder import FolderCheckpoint
+from llmcomp.errors import CheckpointError
+
+HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
+
+
+def open(
+    source: str | Path, revision: str | None = None, token: str | None = None, cache_dir: str | Path | None = None, **_: Any
+) -> Checkpoint:
+    """Open a folder, a .gguf file or a hub id.
+
+    Raises:
+        CheckpointError: it is none of these, or a file of it is wrong.
+        HubError: the hub cannot be reached, or refuses.
+    """
+    path = Path(source)
+    if path.is_dir():
+        return FolderCheckpoint(path, str(source))
+    if path.suffix == ".gguf":
+        from llmcomp.checkpoint.gguf import GGUFCheckpoint
+
+        if not path.is_file():
+            raise CheckpointError(str(source), "no such file", "Check the path")
+        return GGUFCheckpoint(path, str(source))
+    if path.is_file():
+        raise CheckpointError(str(source), "it is a file, and not a .gguf", "Give the folder that holds config.json, a .gguf file or a hub id")
+    if path.is_absolute() or str(source).startswith((".", "~")) or not HUB_ID.fullmatch(str(source)):
+        raise CheckpointError(str(source), "no such folder or file, and not a hub id either", "Check the path")
+    from llmcomp.checkpoint.hub import download
+
+    folder = download(str(source), revision, token, cache_dir)
+    checkpoint = FolderCheckpoint(folder, str(source))
+    checkpoint.open_arguments = {"source": str(folder)}
+    return checkpoint
