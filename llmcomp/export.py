@@ -22,14 +22,14 @@ from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph, flat_rows
 from llmcomp.graph.skeleton import get_skeleton
 from llmcomp.options import ExportOptions
-from llmcomp.planning import Plan
+from llmcomp.planning import Plan, Scheme
 from llmcomp.writing import verify
 from llmcomp.writing.bundle import bundle, check_disk, check_output
 from llmcomp.writing.forecast import Forecast, forecast, least_bytes
 from llmcomp.writing.ir import write_ir
 from llmcomp.writing.journal import NAME as JOURNAL
 from llmcomp.writing.journal import Journal
-from llmcomp.writing.layout import Layout, Scheme, make_layout
+from llmcomp.writing.layout import Layout, make_layout
 from llmcomp.writing.report import make_report, write_report
 from llmcomp.writing.side_files import write_side_files
 from llmcomp.writing.stream import Outcome, stream, tile_rows
@@ -94,6 +94,7 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
     assert options.output is not None
     run = _Run(progress or Silent())
     with run.stage("checks"):
+        planning.check_options(options)
         check_output(options.output, options.model, options.overwrite)
         checkpoint = _open(options)
         check_disk(options.output, least_bytes(checkpoint, options))
@@ -159,16 +160,17 @@ def _graph(checkpoint: Checkpoint, options: ExportOptions, run: _Run) -> ModelGr
     if skeleton.fallback:
         run.warn(f"traced over the mapped weights, not as an empty skeleton: {skeleton.fallback}")
     if graph.unused:
-        run.warn(f"{len(graph.unused)} tensors of the checkpoint are not used by the architecture, {graph.unused[0]} for one; all are in the report")
+        run.warn(
+            f"{len(graph.unused)} tensors of the checkpoint are not used by the architecture, {graph.unused[0]} for one; all are in the report"
+        )
     return graph
 
 
 def _plan(graph: ModelGraph, options: ExportOptions, run: _Run) -> Plan:
     with run.stage("plan"):
         if options.plan is not None:
-            plan = Plan.from_json(options.plan.read_text(encoding="utf8"))
-            plan.check_against(graph.layers)
-            return plan
+            where = f"plan {options.plan}"
+            return Plan.from_json(options.plan.read_text(encoding="utf8"), where).check_against(graph.layers, where)
         scores = _scores(graph) if planning.needs_scores(options) else None
         plan = planning.make_plan(graph.layers, options, scores)
     for note in plan.notes:
@@ -187,12 +189,14 @@ def _tiles(graph: ModelGraph, layer: Layer) -> Iterator[Any]:
 
 
 def _schemes(plan: Plan) -> dict[str, Scheme]:
-    return {entry.name: Scheme(entry.format, entry.group_size) for entry in plan.layers}
+    return {entry.name: entry.scheme for entry in plan.layers}
 
 
 def _compress(graph: ModelGraph, schemes: Mapping[str, Scheme], layout: Layout, folder: Path, run: _Run) -> tuple[dict[str, Outcome], Any]:
     def tell(layer: Layer, outcome: Outcome) -> None:
-        run.progress.layer(layer.name, schemes[layer.name].format, outcome.seconds, group_size=schemes[layer.name].group_size, error=outcome.error)
+        run.progress.layer(
+            layer.name, schemes[layer.name].format, outcome.seconds, group_size=schemes[layer.name].group_size, error=outcome.error
+        )
 
     run.progress.start(sum(layer.size for layer in graph.layers), "weights")
     with Journal(folder / JOURNAL) as journal:

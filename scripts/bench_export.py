@@ -59,7 +59,15 @@ def ours(checkpoint: Path, work: Path, group: int, cache: Path) -> tuple[float, 
 def peer(checkpoint: Path, work: Path, group: int) -> float:
     shutil.rmtree(work / "peer", ignore_errors=True)
     options = ["--task", "text-generation-with-past", "--weight-format", "int4", "--sym", "--group-size", str(group), "--ratio", "1.0"]
-    command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino", "-m", str(checkpoint), *options, str(work / "peer")]
+    command = [
+        str(Path(sys.executable).with_name("optimum-cli")),
+        "export",
+        "openvino",
+        "-m",
+        str(checkpoint),
+        *options,
+        str(work / "peer"),
+    ]
     return timed(command)[0]
 
 

@@ -43,7 +43,12 @@ def exported(checkpoint: Path, cache: Any, tmp_path_factory: pytest.TempPathFact
 
 def logits(xml: Path, ids: np.ndarray) -> np.ndarray:
     compiled = ov.Core().compile_model(xml, "CPU", PROPERTIES)
-    feed = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(ids.shape[1])[None], "beam_idx": np.zeros(1, np.int32)}
+    feed = {
+        "input_ids": ids,
+        "attention_mask": np.ones_like(ids),
+        "position_ids": np.arange(ids.shape[1])[None],
+        "beam_idx": np.zeros(1, np.int32),
+    }
     names = {n for i in compiled.inputs for n in i.get_names()}
     return compiled.create_infer_request().infer({k: v for k, v in feed.items() if k in names})[0]
 
@@ -51,7 +56,15 @@ def logits(xml: Path, ids: np.ndarray) -> np.ndarray:
 def test_everything_is_in_the_folder(exported: Path) -> None:
     names = {p.name for p in exported.iterdir()}
     models = {f"openvino_{m}.{e}" for m in ("model", "tokenizer", "detokenizer") for e in ("xml", "bin")}
-    others = {"config.json", "generation_config.json", "openvino_config.json", "report.json", "report.md", "tokenizer.json", "tokenizer_config.json"}
+    others = {
+        "config.json",
+        "generation_config.json",
+        "openvino_config.json",
+        "report.json",
+        "report.md",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
     assert models | others <= names
     assert not [n for n in names if n.startswith(".") or n.endswith(".jsonl")]
 

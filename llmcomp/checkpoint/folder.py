@@ -95,7 +95,9 @@ def _json(path: Path) -> dict[str, Any]:
 def _config(folder: Path) -> dict[str, Any]:
     if (folder / "openvino_model.xml").is_file() and not list(folder.glob("*.safetensors")):
         raise CheckpointError(
-            str(folder), "it is already an OpenVINO model", "Give the Hugging Face checkpoint that it was made from; `llmcomp inspect` tells what it holds"
+            str(folder),
+            "it is already an OpenVINO model",
+            "Give the Hugging Face checkpoint that it was made from; `llmcomp inspect` tells what it holds",
         )
     if not (folder / "config.json").is_file():
         hint = "Give the folder of the checkpoint itself" if any(folder.iterdir()) else "Download the model first"
@@ -108,7 +110,9 @@ def _refuse_quantized(folder: Path, config: dict[str, Any]) -> None:
     if quantization:
         method = quantization.get("quant_method", "an unnamed method") if isinstance(quantization, dict) else quantization
         raise CheckpointError(
-            str(folder), f"its weights are already quantized with {method}", "Give the original float checkpoint: compressing twice adds the damage"
+            str(folder),
+            f"its weights are already quantized with {method}",
+            "Give the original float checkpoint: compressing twice adds the damage",
         )
 
 
@@ -127,7 +131,9 @@ def _tensors(folder: Path) -> dict[str, TensorInfo]:
     pickles = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLES)
     if pickles:
         raise CheckpointError(
-            str(folder), f"it has only pickled weights ({pickles[0]})", "Pickles can run code and are never opened: save the model as safetensors"
+            str(folder),
+            f"it has only pickled weights ({pickles[0]})",
+            "Pickles can run code and are never opened: save the model as safetensors",
         )
     raise CheckpointError(str(folder), "no safetensors file in it", "Download the weights")
 
@@ -160,7 +166,8 @@ def _indexed(folder: Path) -> dict[str, TensorInfo]:
     if lost:
         raise CheckpointError(
             str(folder / INDEX),
-            f"it expects {lost[0]} in {weight_map[lost[0]]}, which does not hold it" + (f", and {len(lost) - 1} more" if len(lost) > 1 else ""),
+            f"it expects {lost[0]} in {weight_map[lost[0]]}, which does not hold it"
+            + (f", and {len(lost) - 1} more" if len(lost) > 1 else ""),
             "Index and shards are of different versions: download both again",
         )
     return tensors

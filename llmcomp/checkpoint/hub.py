@@ -26,7 +26,13 @@ def download(repo: str, revision: str | None, token: str | None, cache_dir: str 
     def snapshot(local: bool) -> Path:
         return Path(
             hub.snapshot_download(
-                repo, revision=revision, token=token, cache_dir=cache_dir, allow_patterns=WANTED, ignore_patterns=UNWANTED, local_files_only=local
+                repo,
+                revision=revision,
+                token=token,
+                cache_dir=cache_dir,
+                allow_patterns=WANTED,
+                ignore_patterns=UNWANTED,
+                local_files_only=local,
             )
         )
 

@@ -32,7 +32,9 @@ def open(
             raise CheckpointError(str(source), "no such file", "Check the path")
         return GGUFCheckpoint(path, str(source))
     if path.is_file():
-        raise CheckpointError(str(source), "it is a file, and not a .gguf", "Give the folder that holds config.json, a .gguf file or a hub id")
+        raise CheckpointError(
+            str(source), "it is a file, and not a .gguf", "Give the folder that holds config.json, a .gguf file or a hub id"
+        )
     if path.is_absolute() or str(source).startswith((".", "~")) or not HUB_ID.fullmatch(str(source)):
         raise CheckpointError(str(source), "no such folder or file, and not a hub id either", "Check the path")
     from llmcomp.checkpoint.hub import download

@@ -46,7 +46,9 @@ class Cutter:
         for i, node in enumerate(hidden):
             if furthest <= i and node.get_output_size() == 1:
                 cuts.append(node)
-            reach = [names[t.get_node().get_name()] for o in node.outputs() for t in o.get_target_inputs() if t.get_node().get_name() in names]
+            reach = [
+                names[t.get_node().get_name()] for o in node.outputs() for t in o.get_target_inputs() if t.get_node().get_name() in names
+            ]
             furthest = max([furthest, *reach])
         return [c for c in cuts if c.get_type_name() not in ("Result", "Convert")]
 

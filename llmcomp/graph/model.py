@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,7 +93,9 @@ class ModelGraph:
             if not uses:
                 if record is not None:
                     raise ArchitectureError(
-                        record["tensor"], "an operation that is neither MatMul nor Gather reads it as a placeholder", "Please report this model."
+                        record["tensor"],
+                        "an operation that is neither MatMul nor Gather reads it as a placeholder",
+                        "Please report this model.",
                     )
                 continue
             found.append((number, record, uses))

@@ -81,21 +81,33 @@ def get_skeleton(
             raise errors.ArchitectureError(checkpoint.source, "the tracing process left no skeleton", "Report this with the output above.")
         final = home / _real_hash(checkpoint, skeleton.real)
         if not final.exists():
-            os.replace(work, final)
+            work.replace(final)
         return _load(final, cached=False) or skeleton
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
 def _run_child(checkpoint: Checkpoint, task: str, trust: bool, out: Path) -> None:
-    job: dict[str, Any] = {"source": checkpoint.source, "open": {"source": checkpoint.source, **checkpoint.open_arguments}, "task": task, "trust_remote_code": trust, "out": str(out)}
+    job: dict[str, Any] = {
+        "source": checkpoint.source,
+        "open": {"source": checkpoint.source, **checkpoint.open_arguments},
+        "task": task,
+        "trust_remote_code": trust,
+        "out": str(out),
+    }
     (out / "job.json").write_text(json.dumps(job), encoding="utf8")
     env = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     child = subprocess.run(
-        [sys.executable, "-m", "llmcomp.graph.trace", str(out / "job.json")], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, "-m", "llmcomp.graph.trace", str(out / "job.json")],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     manifest = out / "manifest.json"
-    answer = json.loads(manifest.read_text(encoding="utf8")) if manifest.exists() else {"error": "crash", "thing": "", "reason": child.stdout}
+    answer = (
+        json.loads(manifest.read_text(encoding="utf8")) if manifest.exists() else {"error": "crash", "thing": "", "reason": child.stdout}
+    )
     if "error" in answer:
         kind = getattr(errors, answer["error"], None)
         if kind is not None:
@@ -109,7 +121,7 @@ def _run_child(checkpoint: Checkpoint, task: str, trust: bool, out: Path) -> Non
 
 def _load(folder: Path, cached: bool) -> Skeleton | None:
     manifest = folder / "manifest.json"
-    if folder.name.startswith(".trace-") and cached or not manifest.is_file() or not (folder / "skeleton.xml").is_file():
+    if (folder.name.startswith(".trace-") and cached) or not manifest.is_file() or not (folder / "skeleton.xml").is_file():
         return None
     m = json.loads(manifest.read_text(encoding="utf8"))
     return Skeleton(folder, m["task"], m["model_type"], tuple(m["weights"]), tuple(m["real"]), m["fallback"], cached)

@@ -126,7 +126,9 @@ def _task(checkpoint: Checkpoint, folder: Path, job: dict[str, Any]) -> tuple[st
         task += "-with-past"
     if task not in tasks:
         raise ArchitectureError(
-            f"architecture {model_type!r}", f"the exporter does not support the task {task!r}", f"Choose --task from {', '.join(sorted(tasks))}."
+            f"architecture {model_type!r}",
+            f"the exporter does not support the task {task!r}",
+            f"Choose --task from {', '.join(sorted(tasks))}.",
         )
     _check_versions(model_type, task)
     return task, TasksManager.get_model_class_for_task(task, framework="pt", model_type=config.model_type, library="transformers")
@@ -187,7 +189,9 @@ def _empty_model(checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: b
         parameter = getattr(module, name)
         if tuple(parameter.shape) != tuple(checkpoint.tensors[tensor].shape):
             raise ContractError(f"{tensor} has shape {checkpoint.tensors[tensor].shape}, the architecture wants {tuple(parameter.shape)}")
-        is_matrix = name == "weight" and parameter.ndim == 2 and all(type(m) in (torch.nn.Linear, torch.nn.Embedding, Conv1D) for m, _, _ in uses)
+        is_matrix = (
+            name == "weight" and parameter.ndim == 2 and all(type(m) in (torch.nn.Linear, torch.nn.Embedding, Conv1D) for m, _, _ in uses)
+        )
         (matrices if is_matrix else others).append((uses, tensor))
     if missing:
         if checkpoint.folder is None:
@@ -303,7 +307,12 @@ def _export(model: Any, addresses: dict[int, str], task: str, out: Path, trust: 
     with _replaced(convert, "save_model", save), tempfile.TemporaryDirectory() as scratch:
         dtype = next(model.parameters()).dtype
         convert.export_from_model(
-            model, scratch, task=task, stateful=True, trust_remote_code=trust, patch_16bit_model=str(dtype) in ("torch.bfloat16", "torch.float16")
+            model,
+            scratch,
+            task=task,
+            stateful=True,
+            trust_remote_code=trust,
+            patch_16bit_model=str(dtype) in ("torch.bfloat16", "torch.float16"),
         )
     lost = sorted(set(addresses.values()) - {w["tensor"] for w in found})
     if lost and not allow_large:

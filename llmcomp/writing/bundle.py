@@ -34,10 +34,14 @@ def check_output(output: Path, source: str, overwrite: bool) -> None:
         if not overwrite:
             raise OutputError(str(output), "it exists", "Choose another folder, or give --overwrite")
         if not here.is_dir() or here.is_symlink() or (any(here.iterdir()) and not any((here / name).is_file() for name in OURS)):
-            raise OutputError(str(output), "it holds no exported model, so --overwrite does not remove it", "Remove it yourself, or choose another")
+            raise OutputError(
+                str(output), "it holds no exported model, so --overwrite does not remove it", "Remove it yourself, or choose another"
+            )
     partial = partial_folder(here)
     if partial.exists() and not (partial / MARKER).is_file():
-        raise OutputError(str(partial), "it exists and is not an unfinished output of llmcomp", "Remove it yourself, or choose another output")
+        raise OutputError(
+            str(partial), "it exists and is not an unfinished output of llmcomp", "Remove it yourself, or choose another output"
+        )
     parent = _existing_parent(here)
     if not parent.is_dir():
         raise OutputError(str(output), f"{parent} is not a folder", "Choose another folder")
@@ -62,7 +66,9 @@ def check_disk(output: Path, needed: int) -> None:
     free = shutil.disk_usage(_existing_parent(Path(os.path.abspath(output)))).free
     if free < needed + SPARE:
         raise DiskSpaceError(
-            str(output), f"the output needs {(needed + SPARE) / 2**20:.0f} MiB and {free / 2**20:.0f} MiB are free", "Free some disk, or choose another"
+            str(output),
+            f"the output needs {(needed + SPARE) / 2**20:.0f} MiB and {free / 2**20:.0f} MiB are free",
+            "Free some disk, or choose another",
         )
 
 

@@ -12,7 +12,8 @@ from llmcomp import formats
 from llmcomp.checkpoint import Checkpoint
 from llmcomp.graph.model import ModelGraph, flat_rows
 from llmcomp.options import ExportOptions
-from llmcomp.writing.layout import Layout, Scheme
+from llmcomp.planning import Scheme
+from llmcomp.writing.layout import Layout
 from llmcomp.writing.stream import Quantizer, tile_rows
 
 TRACE_BYTES = 900 << 20

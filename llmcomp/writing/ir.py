@@ -12,7 +12,8 @@ from llmcomp.formats import Node
 from llmcomp.graph.ir import IR
 from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph
-from llmcomp.writing.layout import Layout, Scheme, Slot, layer_chain
+from llmcomp.planning import Scheme, layer_chain
+from llmcomp.writing.layout import Layout, Slot
 
 PRECISION = {"f16": "FP16", "f32": "FP32", "bf16": "BF16", "i64": "I64"}
 """How the IR spells types on ports, where it differs from upper case."""

@@ -12,16 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmcomp import formats
 from llmcomp.formats import Node, Part
-from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph
+from llmcomp.planning import Scheme, layer_chain, layer_parts
 
 ALIGN = 64
 """Alignment of every constant, a cache line: the plugins read it in place."""
-SOURCE_TYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
-FLOATS = {"keep": None, "fp16": "f16", "fp32": "f32"}
-"""Schemes that compress nothing: the source's own bytes, or cast to an element type."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +33,6 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Scheme:
-    """What becomes of one layer: a number format and its group size, or one of FLOATS."""
-
-    format: str
-    group_size: int
-
-    @property
-    def is_float(self) -> bool:
-        return self.format in FLOATS
-
-
-@dataclass(frozen=True)
 class Layout:
     slots: Mapping[tuple[str, str], Slot]
     """(layer name, part name) -> place; f16 scales are here even if a layer's move to the tail."""
@@ -58,31 +42,6 @@ class Layout:
     """Reshape target -> offset of its i64 values."""
     size: int
     """Bytes before the tail."""
-
-
-def float_type(layer: Layer, scheme: Scheme) -> str:
-    """The element type of a layer that is not compressed."""
-    return FLOATS[scheme.format] or SOURCE_TYPES[layer.dtype]
-
-
-def layer_parts(layer: Layer, scheme: Scheme, scale_type: str = "f16") -> tuple[Part, ...]:
-    """The stored constants of a layer, in file order."""
-    if scheme.is_float:
-        return (Part("weight", float_type(layer, scheme), layer.shape),)
-    return formats.get(scheme.format).parts(layer.shape, scheme.group_size, scale_type)
-
-
-def layer_chain(layer: Layer, scheme: Scheme, scale_type: str = "f16") -> Node:
-    """The operations that give the f32 weight back."""
-    if scheme.is_float:
-        part = Node("Part", attr="weight")
-        return part if float_type(layer, scheme) == "f32" else Node("Convert", (part,), "f32")
-    return formats.get(scheme.format).chain(layer.shape, scheme.group_size, scale_type, to="f32")
-
-
-def layer_bytes(layer: Layer, scheme: Scheme) -> int:
-    """Exact stored bytes of a layer, alignment apart."""
-    return sum(p.nbytes for p in layer_parts(layer, scheme))
 
 
 def make_layout(graph: ModelGraph, schemes: Mapping[str, Scheme]) -> Layout:

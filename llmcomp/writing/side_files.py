@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from llmcomp import formats
 from llmcomp.graph.model import ModelGraph
 from llmcomp.options import ExportOptions
 from llmcomp.planning import Plan
@@ -30,10 +31,10 @@ def openvino_config(plan: Plan, options: ExportOptions) -> dict[str, Any]:
     return {
         "dtype": main.format,
         "quantization_config": {
-            "bits": main.bits,
+            "bits": formats.get(main.format).bits if formats.exists(main.format) else None,
             "sym": main.format.endswith("_sym"),
             "group_size": main.group_size,
-            "ratio": plan.summary.ratio_achieved,
+            "ratio": plan.summary.ratio,
             "all_layers": options.all_layers,
             "backup_precision": options.backup_precision,
             "quant_method": "default",

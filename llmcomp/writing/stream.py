@@ -9,8 +9,8 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures import FIRST_COMPLETED as FIRST
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -23,8 +23,10 @@ from llmcomp.errors import NonFiniteWeightError
 from llmcomp.formats import Part
 from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph, flat_rows
+from llmcomp.planning import Scheme, float_type
+from llmcomp.planning.scheme import SOURCE_TYPES
 from llmcomp.writing.journal import Journal
-from llmcomp.writing.layout import SOURCE_TYPES, Layout, Scheme, Slot, float_type, shape_bytes
+from llmcomp.writing.layout import Layout, Slot, shape_bytes
 
 TILE_WEIGHTS = 1 << 19
 """Weights per tile: the f32 image of one (2 MB) stays in a core's cache."""

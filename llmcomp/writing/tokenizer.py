@@ -29,7 +29,9 @@ def convert_tokenizer(folder: Path, task: str, trust_remote_code: bool) -> None:
     answer = json.loads(answers[-1]) if answers else {"reason": child.stdout[-2000:] or f"exit code {child.returncode}"}
     if child.returncode or "reason" in answer:
         raise TokenizerError(
-            "the tokenizer", answer.get("reason", child.stdout[-2000:]), "Use --no-tokenizer to export the model without it, or report the tokenizer"
+            "the tokenizer",
+            answer.get("reason", child.stdout[-2000:]),
+            "Use --no-tokenizer to export the model without it, or report the tokenizer",
         )
 
 

@@ -31,7 +31,9 @@ def choose(mode: str, nbytes: int) -> str:
     return "full" if FULL_FACTOR * nbytes < psutil.virtual_memory().available / 2 else "structure"
 
 
-def verify(mode: str, xml: Path, journal_file: Path, layers: Sequence[Layer], layout: Layout, tail: dict[str, Slot], vocabulary: int) -> str:
+def verify(
+    mode: str, xml: Path, journal_file: Path, layers: Sequence[Layer], layout: Layout, tail: dict[str, Slot], vocabulary: int
+) -> str:
     """Check the model at `xml`; returns what was done, in words.
 
     `mode` is none, structure (bytes, bounds; first block, last block and head run) or full (bytes, bounds; all of it runs).
@@ -66,7 +68,9 @@ def check_bytes(path: Path, journal_file: Path, layers: Sequence[Layer], layout:
                     end = slot.part.nbytes if start + step >= rows else end
                     crc = zlib.crc32(_read(file, slot.offset + begin, end - begin), crc)
                 if crc != record["crc"][i]:
-                    raise VerificationError(layer.name, f"rows from {start} on are not the bytes that were computed", "Check the disk and repeat.")
+                    raise VerificationError(
+                        layer.name, f"rows from {start} on are not the bytes that were computed", "Check the disk and repeat."
+                    )
             scale = tail.get(layer.name) or layout.slots.get((layer.name, "scale"))
             if scale and zlib.crc32(_read(file, scale.offset, scale.part.nbytes)) != record["scale_crc"]:
                 raise VerificationError(layer.name, "its scales are not the bytes that were computed", "Check the disk and repeat.")
@@ -128,5 +132,7 @@ def _run_cut(xml: Path, cut: Cut, vocabulary: int, what: str) -> None:
     for output in request.infer(feed).values():
         if not np.isfinite(output).all():
             raise VerificationError(
-                f"{xml.name}, {what}", f"{int((~np.isfinite(output)).sum())} of its outputs are NaN or Inf", "Try another format, or report this."
+                f"{xml.name}, {what}",
+                f"{int((~np.isfinite(output)).sum())} of its outputs are NaN or Inf",
+                "Try another format, or report this.",
             )

@@ -10,9 +10,10 @@ import pytest
 
 from llmcomp import formats
 from llmcomp.graph.model import ModelGraph
+from llmcomp.planning import Scheme
 from llmcomp.writing.ir import write_ir
 from llmcomp.writing.journal import Journal
-from llmcomp.writing.layout import Scheme, make_layout
+from llmcomp.writing.layout import make_layout
 from llmcomp.writing.stream import stream
 
 
@@ -37,9 +38,7 @@ def write() -> Callable[..., Any]:
         layout = make_layout(graph, schemes)
         xml = folder / "openvino_model.xml"
         with Journal(folder / "journal.jsonl") as journal:
-            outcomes, tail = stream(
-                graph, schemes, layout, xml.with_suffix(".bin"), numpy_quantizer, count_non_finite, journal, workers
-            )
+            outcomes, tail = stream(graph, schemes, layout, xml.with_suffix(".bin"), numpy_quantizer, count_non_finite, journal, workers)
         write_ir(graph, schemes, layout, tail, xml, {"version": "test"})
         return SimpleNamespace(xml=xml, schemes=schemes, layout=layout, outcomes=outcomes, tail=tail, journal=folder / "journal.jsonl")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from llmcomp.errors import VerificationError
-from llmcomp.writing.layout import Scheme
+from llmcomp.planning import Scheme
 from llmcomp.writing.verify import choose, verify
 from tests.hand import VOCABULARY, hand_graph, weights
 
@@ -18,7 +18,9 @@ def check(mode: str, graph: Any, written: Any) -> str:
     return verify(mode, written.xml, written.journal, graph.layers, written.layout, written.tail, VOCABULARY)
 
 
-@pytest.mark.parametrize(("mode", "words"), [("structure", "block 0, block 1 and the head ran"), ("full", "the whole model ran"), ("none", "not verified")])
+@pytest.mark.parametrize(
+    ("mode", "words"), [("structure", "block 0, block 1 and the head ran"), ("full", "the whole model ran"), ("none", "not verified")]
+)
 def test_a_good_model_passes(tmp_path: Path, write: Callable[..., Any], mode: str, words: str) -> None:
     graph = hand_graph(tmp_path / "skeleton")
     assert words in check(mode, graph, write(graph, tmp_path / "out", Scheme("int4_asym", 32)))

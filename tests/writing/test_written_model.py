@@ -13,10 +13,18 @@ import pytest
 from llmcomp import formats
 from llmcomp.errors import NonFiniteWeightError
 from llmcomp.graph.ir import IR
-from llmcomp.writing.layout import ALIGN, Scheme, layer_bytes
+from llmcomp.planning import Scheme, layer_bytes
+from llmcomp.writing.layout import ALIGN
 from tests.hand import VOCABULARY, hand_graph, logits, weights
 
-SCHEMES = [Scheme("int8_asym", -1), Scheme("int8_sym", 32), Scheme("int4_asym", 32), Scheme("int4_sym", -1), Scheme("keep", -1), Scheme("fp32", -1)]
+SCHEMES = [
+    Scheme("int8_asym", -1),
+    Scheme("int8_sym", 32),
+    Scheme("int4_asym", 32),
+    Scheme("int4_sym", -1),
+    Scheme("keep", -1),
+    Scheme("fp32", -1),
+]
 ALL = [*SCHEMES, Scheme("nf4", 32), Scheme("fp16", -1)]
 
 
@@ -53,7 +61,9 @@ def test_every_constant_has_its_own_aligned_place(tmp_path: Path, write: Callabl
     graph = hand_graph(tmp_path / "skeleton")
     written = write(graph, tmp_path / "out", Scheme("int4_asym", 32), Scheme("int8_asym", -1))
     spans = sorted((s.offset, s.end) for s in written.layout.slots.values())
-    spans += [(o, o + n) for o, n in set(written.layout.constants.values())] + [(o, o + 8 * len(s)) for s, o in written.layout.shapes.items()]
+    spans += [(o, o + n) for o, n in set(written.layout.constants.values())] + [
+        (o, o + 8 * len(s)) for s, o in written.layout.shapes.items()
+    ]
     spans.sort()
     assert all(offset % ALIGN == 0 for offset, _ in spans)
     assert all(end <= begin for (_, end), (begin, _) in zip(spans, spans[1:], strict=False))

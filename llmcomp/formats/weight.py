@@ -1,0 +1,102 @@
+"""A compressed weight in memory, and the oracle that makes one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcomp.errors import LlmcompError
+from llmcomp.formats.array import NUMPY
+from llmcomp.formats.format import Format, grouped_shape
+from llmcomp.formats.packing import pack
+
+SCALE_TOLERANCE = 2.0**-8
+"""Relative error that a stored f16 scale may have: a 16th of an int4 step at full range, more than f16's normal 2^-11."""
+
+
+@dataclass(frozen=True)
+class CompressedWeight:
+    """Codes, scale and zero point of one weight, grouped, one code per item.
+
+    Raises:
+        LlmcompError: a shape or a type does not fit the format.
+    """
+
+    format: Format
+    shape: tuple[int, ...]
+    group_size: int
+    codes: NDArray[Any]
+    scale: NDArray[Any]
+    """f32 as chosen, or f16 as stored."""
+    zero_point: NDArray[Any] | None = None
+
+    def __post_init__(self) -> None:
+        grouped = grouped_shape(self.shape, self.group_size)
+        per_group = (*grouped[:-1], 1)
+        wanted: dict[str, tuple[int, ...] | None] = {
+            "codes": grouped,
+            "scale": per_group,
+            "zero_point": per_group if self.format.zero_point_type else None,
+        }
+        for name, shape in wanted.items():
+            array = getattr(self, name)
+            found = None if array is None else array.shape
+            if found != shape:
+                raise LlmcompError(
+                    f"{name} of a {self.format.name} weight", f"its shape is {found}, not {shape}", "Group along the last axis"
+                )
+        if self.scale.dtype not in (np.float32, np.float16):
+            raise LlmcompError(f"scale of a {self.format.name} weight", f"its type is {self.scale.dtype}", "Use float32 or float16")
+
+    @property
+    def scale_type(self) -> str:
+        return "f16" if self.scale.dtype == np.float16 else "f32"
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Part name -> grouped array."""
+        arrays = {"codes": self.codes, "zero_point": self.zero_point, "scale": self.scale}
+        return {name: array for name, array in arrays.items() if array is not None}
+
+    def dequantize(self) -> NDArray[np.float32]:
+        """The weight that the codes and this scale stand for, f32 in the weight's own shape."""
+        return self.format.dequantize(self.arrays()).reshape(self.shape)
+
+    def stored(self, live: NDArray[np.bool_] | None = None) -> CompressedWeight:
+        """The same codes with the scale in the type it is stored in; see `scale_type_needed`."""
+        if self.scale_type == "f16" or scale_type_needed(self.scale, live) == "f32":
+            return self
+        return replace(self, scale=self.scale.astype(np.float16))
+
+    def packed(self) -> dict[str, NDArray[np.uint8]]:
+        """Part name -> the bytes of the constant, 1-D, in the order of `Format.parts`."""
+        parts = self.format.parts(self.shape, self.group_size, self.scale_type)
+        arrays = self.arrays()
+        return {part.name: pack(arrays[part.name], part.element_type) for part in parts}
+
+
+def quantize(fmt: Format, w: NDArray[Any], group_size: int) -> CompressedWeight:
+    """Round a weight (..., out, in) of f32, f16 or bf16 by the format's `minmax` rule, in numpy: what every kernel must equal.
+
+    Raises:
+        GroupSizeError: the group size does not divide the last axis.
+    """
+    wide = np.asarray(w).astype(np.float32, copy=False).reshape(grouped_shape(w.shape, group_size))
+    parts = fmt.quantize(NUMPY, wide)
+    return CompressedWeight(fmt, tuple(w.shape), group_size, parts["codes"], parts["scale"], parts.get("zero_point"))
+
+
+def scale_type_needed(scale: NDArray[np.float32], live: NDArray[np.bool_] | None = None) -> str:
+    """ "f16", or "f32" where f16 would overflow or be off by more than `SCALE_TOLERANCE` in a live group.
+
+    `live`, of the scale's shape, is False for groups of zeros, whose scale does not matter; without it every group counts
+    (a group of zeros has the scale 2^-23, which f16 holds exactly).
+    """
+    with np.errstate(over="ignore"):
+        narrow = scale.astype(np.float16).astype(np.float32)
+    exact_enough = np.abs(narrow - scale) <= np.float32(SCALE_TOLERANCE) * np.abs(scale)
+    if live is not None:
+        exact_enough |= ~live & np.isfinite(narrow)
+    return "f16" if bool(exact_enough.all()) else "f32"

@@ -1,0 +1,102 @@
+"""ExportOptions: everything that an export can be told, checked as far as it can be without the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, ValidationError, model_validator
+
+from llmcomp.errors import OptionError
+from llmcomp.options.rules import Override, did_you_mean
+from llmcomp.options.scope import IgnoredScope
+from llmcomp.options.table import BY_FIELD, OPTIONS
+
+Scope = Annotated[InstanceOf[IgnoredScope], BeforeValidator(IgnoredScope.parse)]
+
+
+class ExportOptions(BaseModel):
+    """Fields are the command line's options with underscores; `table.py` says what each means.
+
+    OptionError, which names the option, for an unknown one, a value out of range and a combination that makes no sense.
+    Whether a weight format exists is for `planning.check_options` to say.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field(min_length=1)
+    output: Path | None = None
+    task: str = "auto"
+    revision: str | None = None
+    # A secret: neither printed nor written into a report.
+    token: str | None = Field(default=None, repr=False, exclude=True)
+    cache_dir: Path | None = None
+    trust_remote_code: bool = False
+
+    recipe: str | None = None
+    plan: Path | None = None
+    weight_format: str = "int4"
+    sym: bool = False
+    ratio: float = Field(default=1.0, ge=0.0, le=1.0, allow_inf_nan=False)
+    group_size: int | None = Field(default=None, ge=-1)
+    group_size_fallback: Literal["error", "ignore", "adjust"] = "adjust"
+    all_layers: bool = False
+    backup_precision: Literal["none", "int8_sym", "int8_asym"] = "int8_asym"
+    ignored_scope: Scope = IgnoredScope()
+    override: tuple[str, ...] = ()
+    sensitivity_metric: Literal["weight_quantization_error"] = "weight_quantization_error"
+    seed: int = Field(default=0, ge=0)
+
+    overwrite: bool = False
+    no_tokenizer: bool = False
+    verify: Literal["none", "structure", "full", "auto"] = "auto"
+    dry_run: bool = False
+    quiet: bool = False
+    json_log: Path | None = None
+
+    if not TYPE_CHECKING:  # a type checker sees the fields, a caller an error that names the option
+
+        def __init__(self, **values: Any) -> None:
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise _as_option_error(error) from None
+
+    @property
+    def overrides(self) -> tuple[Override, ...]:
+        return tuple(Override(text) for text in self.override)
+
+    @model_validator(mode="after")
+    def _check_together(self) -> ExportOptions:
+        if self.group_size == 0:
+            raise OptionError(
+                "group_size 0", "a group holds at least one weight", "Give a positive size, or -1 for one scale per output channel"
+            )
+        _ = self.overrides  # parsed for its errors
+        if self.plan is not None:
+            idle = [option for option in OPTIONS if option.compression and option.field in self.model_fields_set]
+            if self.recipe is not None or idle:
+                names = ", ".join(option.flags[0] for option in idle) or "--recipe"
+                raise OptionError(names, "a plan file already says what becomes of every layer", "Edit the plan file, or leave --plan out")
+        return self
+
+
+def _as_option_error(error: ValidationError) -> OptionError:
+    """The first complaint of pydantic in the shape of ours."""
+    first = error.errors()[0]
+    name = str(first["loc"][0]) if first["loc"] else "options"
+    if first["type"] == "extra_forbidden":
+        return OptionError(f"option '{name}'", "no such option", did_you_mean(name, BY_FIELD))
+    if first["type"] == "missing":
+        return OptionError(f"option '{name}'", "it is missing", "Give it")
+    return OptionError(f"{name} {first['input']!r}", _lower(first["msg"]), f"See the help of {_flag(name)}")
+
+
+def _flag(name: str) -> str:
+    flags: Iterable[str] = BY_FIELD[name].flags
+    return next(iter(flags), name.upper())
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,87 @@
+"""Recipes: options in a YAML file, one story each; and options put together from a recipe and the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from llmcomp.errors import OptionError
+from llmcomp.options.export_options import ExportOptions
+from llmcomp.options.rules import did_you_mean
+from llmcomp.options.scope import IgnoredScope
+from llmcomp.options.table import BY_FIELD
+
+_PACKAGE = Path(__file__).parent.parent
+# In a wheel the recipes lie inside the package, in a checkout beside it.
+FOLDERS = (_PACKAGE / "configs", _PACKAGE.parent / "configs")
+
+
+class _Loader(yaml.SafeLoader):
+    """A second value for a key would replace the first in silence; here it is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"'{key.value}' is given twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def recipes() -> dict[str, Path]:
+    """Shipped recipes by name."""
+    return {path.stem: path for folder in reversed(FOLDERS) if folder.is_dir() for path in sorted(folder.glob("*.yaml"))}
+
+
+def load_recipe(name: str) -> dict[str, Any]:
+    """Options of a recipe, by field name. `name` is a path, or the name of a shipped recipe.
+
+    OptionError: no such recipe, not YAML, not a mapping, an unknown key or one that does not belong into a recipe.
+    """
+    path = Path(name) if Path(name).is_file() else recipes().get(name)
+    if path is None:
+        raise OptionError(f"recipe '{name}'", "neither a file nor a shipped recipe", did_you_mean(name, recipes()))
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise OptionError(f"recipe '{path}'", f"not YAML ({' '.join(str(error).split())})", "Mend the file") from None
+    if content is None:
+        return {}
+    if not isinstance(content, Mapping):
+        raise OptionError(f"recipe '{path}'", "it is not a mapping of option names to values", "Write lines such as `group_size: 64`")
+    return {_field(str(key), path): value for key, value in content.items()}
+
+
+def _field(key: str, path: Path) -> str:
+    field = key.replace("-", "_")
+    option = BY_FIELD.get(field)
+    if option is None:
+        possible = [name for name, entry in BY_FIELD.items() if entry.in_recipe]
+        raise OptionError(f"recipe '{path}'", f"no such option as '{key}'", did_you_mean(field, possible))
+    if not option.in_recipe:
+        raise OptionError(
+            f"recipe '{path}'",
+            f"'{key}' is a matter of one run, not of a recipe",
+            f"Say {(*option.flags, key.upper())[0]} on the command line",
+        )
+    return field
+
+
+def build(given: Mapping[str, Any]) -> ExportOptions:
+    """Options from what the command line gave, `given["recipe"]` being read first if there is one.
+
+    The command line's value replaces the recipe's; ignored scopes and overrides follow the recipe's, so that the last
+    rule, which wins, is the command line's.
+    """
+    values: dict[str, Any] = {}
+    if given.get("recipe") is not None:
+        values = load_recipe(str(given["recipe"]))
+    merged = {**values, **given}
+    if "ignored_scope" in values and "ignored_scope" in given:
+        merged["ignored_scope"] = IgnoredScope.parse(values["ignored_scope"]) + IgnoredScope.parse(given["ignored_scope"])
+    if isinstance(values.get("override"), list) and "override" in given:
+        merged["override"] = [*values["override"], *given["override"]]
+    return ExportOptions(**merged)

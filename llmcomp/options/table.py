@@ -1,0 +1,251 @@
+"""The option table: every option once. `llmcomp export`, `llmcomp plan`, `optimum-cli export llmcomp` and recipes all read it.
+
+Standard library only, and light: optimum-cli imports it at every start. Values are checked later, by ExportOptions; the
+spelling of weight formats by `planning.check_options`, so that a new number format needs no line here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["text", "path", "number", "integer", "switch", "list"]
+
+EXPORT, PLAN = "export", "plan"
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option. `default` is what ExportOptions has (a test compares); `compression` ones have no effect beside a plan file."""
+
+    field: str
+    flags: tuple[str, ...]
+    """No flag: given by position."""
+    group: str
+    help: str
+    kind: Kind = "text"
+    default: object = None
+    default_text: str = ""
+    """Shown in the help instead of `default`."""
+    choices: tuple[str, ...] = ()
+    metavar: str | None = None
+    commands: tuple[str, ...] = (EXPORT, PLAN)
+    in_recipe: bool = True
+    compression: bool = False
+
+
+SOURCE, COMPRESSION, OUTPUT, RUN = "source", "compression", "output", "run"
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        "model",
+        (),
+        SOURCE,
+        "Hub id, folder with safetensors, or .gguf file.",
+        metavar="MODEL",
+        in_recipe=False,
+    ),
+    Option(
+        "output",
+        (),
+        SOURCE,
+        "Folder to write. It appears complete or not at all.",
+        kind="path",
+        metavar="OUT",
+        commands=(EXPORT,),
+        in_recipe=False,
+    ),
+    Option(
+        "task",
+        ("--task",),
+        SOURCE,
+        "Task to export for, as optimum-cli names it; auto reads it from the model's config.",
+        default="auto",
+    ),
+    Option("revision", ("--revision",), SOURCE, "Branch, tag or commit of a hub model.", default_text="the hub's main branch"),
+    Option("token", ("--token",), SOURCE, "Hub access token.", default_text="the one that the hub client has stored", in_recipe=False),
+    Option(
+        "cache_dir",
+        ("--cache_dir", "--cache-dir"),
+        SOURCE,
+        "Where hub downloads are kept.",
+        kind="path",
+        metavar="DIR",
+        default_text="the hub client's cache",
+        in_recipe=False,
+    ),
+    Option(
+        "trust_remote_code",
+        ("--trust-remote-code",),
+        SOURCE,
+        "Run model code that comes with the checkpoint. Only for sources whose code you have read, hence never from a recipe.",
+        kind="switch",
+        default=False,
+        in_recipe=False,
+    ),
+    Option(
+        "recipe",
+        ("--recipe",),
+        COMPRESSION,
+        "YAML file of options, or the name of a shipped recipe. The command line overrides it; its lists are extended.",
+        metavar="FILE",
+        in_recipe=False,
+    ),
+    Option(
+        "plan",
+        ("--plan",),
+        COMPRESSION,
+        "Obey a plan file, as `llmcomp plan` writes it, instead of the options of this group.",
+        kind="path",
+        metavar="FILE",
+        commands=(EXPORT,),
+        in_recipe=False,
+    ),
+    Option(
+        "weight_format",
+        ("--weight-format",),
+        COMPRESSION,
+        "fp32, fp16, int8, int4 or nf4, or the exact name of a format (int8_asym, int4_sym, ...).",
+        default="int4",
+        compression=True,
+        metavar="FORMAT",
+    ),
+    Option(
+        "sym",
+        ("--sym",),
+        COMPRESSION,
+        "Symmetric integers, no zero point. Leaves the backup precision alone.",
+        kind="switch",
+        default=False,
+        compression=True,
+    ),
+    Option(
+        "ratio",
+        ("--ratio",),
+        COMPRESSION,
+        "Share of the weights, embedding and last layer not counted, that get the weight format; the most sensitive rest gets the backup.",
+        kind="number",
+        default=1.0,
+        compression=True,
+    ),
+    Option(
+        "group_size",
+        ("--group-size",),
+        COMPRESSION,
+        "Weights along the input that share a scale; -1 is one scale for each output channel.",
+        kind="integer",
+        default_text="64; 8-bit formats -1",
+        compression=True,
+    ),
+    Option(
+        "group_size_fallback",
+        ("--group-size-fallback",),
+        COMPRESSION,
+        "What becomes of a layer that the group does not divide. adjust: the largest power of two from 32 to the asked size that "
+        "divides it, else the backup; ignore: it stays float; error: stop and name all such layers.",
+        default="adjust",
+        choices=("error", "ignore", "adjust"),
+        compression=True,
+    ),
+    Option(
+        "all_layers",
+        ("--all-layers",),
+        COMPRESSION,
+        "Give the embedding and the last layer the weight format too.",
+        kind="switch",
+        default=False,
+        compression=True,
+    ),
+    Option(
+        "backup_precision",
+        ("--backup-precision",),
+        COMPRESSION,
+        "For whatever does not get the weight format; none leaves it float.",
+        default="int8_asym",
+        choices=("none", "int8_sym", "int8_asym"),
+        compression=True,
+    ),
+    Option(
+        "ignored_scope",
+        ("--ignored-scope",),
+        COMPRESSION,
+        "Leave these layers float: a layer's, tensor's or node's name, a glob, re:REGEX (matched from the start of the name), or "
+        "type:OPERATION. Repeatable.",
+        kind="list",
+        default_text="none",
+        metavar="RULE",
+        compression=True,
+    ),
+    Option(
+        "override",
+        ("--override",),
+        COMPRESSION,
+        "PATTERN=FORMAT[:GROUP] for single layers, patterns as in --ignored-scope. Repeatable; the last rule that matches a layer "
+        "wins, and wins over everything else.",
+        kind="list",
+        default_text="none",
+        metavar="RULE",
+        compression=True,
+    ),
+    Option(
+        "sensitivity_metric",
+        ("--sensitivity-metric",),
+        COMPRESSION,
+        "What a ratio below 1 ranks layers by.",
+        default="weight_quantization_error",
+        choices=("weight_quantization_error",),
+        compression=True,
+    ),
+    Option("seed", ("--seed",), COMPRESSION, "Seed of everything random.", kind="integer", default=0),
+    Option(
+        "overwrite",
+        ("--overwrite",),
+        OUTPUT,
+        "Replace an existing output.",
+        kind="switch",
+        default=False,
+        in_recipe=False,
+    ),
+    Option(
+        "no_tokenizer",
+        ("--no-tokenizer", "--disable-convert-tokenizer"),
+        OUTPUT,
+        "Write no tokenizer and do not ask the source for one.",
+        kind="switch",
+        default=False,
+        commands=(EXPORT,),
+    ),
+    Option(
+        "verify",
+        ("--verify",),
+        OUTPUT,
+        "Checks before the output appears. structure: every constant, and the first block, the last block and the head run; full: the "
+        "whole model runs; auto: full if the forecast says that it fits.",
+        default="auto",
+        choices=("none", "structure", "full", "auto"),
+        commands=(EXPORT,),
+    ),
+    Option(
+        "dry_run",
+        ("--dry-run",),
+        OUTPUT,
+        "Say size, memory and time, and write nothing.",
+        kind="switch",
+        default=False,
+        commands=(EXPORT,),
+        in_recipe=False,
+    ),
+    Option("quiet", ("--quiet",), RUN, "Warnings and errors only.", kind="switch", default=False, commands=(EXPORT,), in_recipe=False),
+    Option(
+        "json_log",
+        ("--json-log",),
+        RUN,
+        "Also write progress as one JSON object a line.",
+        kind="path",
+        metavar="FILE",
+        commands=(EXPORT,),
+        in_recipe=False,
+    ),
+)
+
+BY_FIELD: dict[str, Option] = {option.field: option for option in OPTIONS}

@@ -1,0 +1,27 @@
+"""Which layer gets which format: NNCF's rules, corrected, as a plan that a person can read and edit.
+
+comes in: layers, options, sensitivity scores where a ratio needs them
+goes out: a Plan with exact sizes
+may import: formats, graph, options, calibration statistics
+read first: assign.py
+"""
+
+from llmcomp.planning.assign import COMPRESSION_FIELDS, check_options, make_plan, needs_scores
+from llmcomp.planning.plan import LayerPlan, Plan, Summary
+from llmcomp.planning.scheme import FLOATS, Scheme, float_type, layer_bytes, layer_chain, layer_parts
+
+__all__ = [
+    "COMPRESSION_FIELDS",
+    "FLOATS",
+    "LayerPlan",
+    "Plan",
+    "Scheme",
+    "Summary",
+    "check_options",
+    "float_type",
+    "layer_bytes",
+    "layer_chain",
+    "layer_parts",
+    "make_plan",
+    "needs_scores",
+]

@@ -1,0 +1,147 @@
+"""The plan: one line per layer, JSON that a person can read, edit and feed back."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from math import prod
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from llmcomp import formats
+from llmcomp.errors import GroupSizeError, OptionError
+from llmcomp.graph.layer import Layer
+from llmcomp.options.rules import did_you_mean
+from llmcomp.planning.scheme import FLOATS, Scheme, layer_bytes
+
+VERSION = 1
+
+
+class LayerPlan(BaseModel):
+    """What becomes of one layer. `format` is a number format or one of keep, fp16, fp32; `bytes` are exact and recomputed when read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    tensor: str
+    shape: tuple[int, ...]
+    format: str
+    group_size: int
+    bytes: int
+    reason: str = ""
+
+    @property
+    def scheme(self) -> Scheme:
+        return Scheme(self.format, self.group_size)
+
+
+class Summary(BaseModel):
+    """Totals. A ratio is the share of the weights that may get the main format and do."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    weights: int
+    bytes: int
+    bits_per_weight: float
+    bits_per_weight_requested: float | None = None
+    ratio: float
+    ratio_requested: float | None = None
+
+
+class Plan(BaseModel):
+    """Layers in topological order, and what they add up to."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: int = VERSION
+    main: str
+    """The format that `ratio` is about."""
+    layers: tuple[LayerPlan, ...]
+    summary: Summary
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """One layer a line, so that a diff of two plans reads."""
+        head = self.model_dump(mode="json", exclude={"layers"})
+        lines = ",\n".join("  " + json.dumps(layer.model_dump(mode="json")) for layer in self.layers)
+        body = json.dumps(head, indent=1)[:-2]
+        return f'{body},\n "layers": [\n{lines}\n ]\n}}\n'
+
+    @classmethod
+    def from_json(cls, text: str, where: str = "plan") -> Plan:
+        """Raises OptionError: not JSON, an unknown key, a value of the wrong kind, another version."""
+        try:
+            plan = cls.model_validate(json.loads(text))
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(p) for p in first["loc"])
+            raise OptionError(where, f"{place}: {first['msg']}", "Mend the file, or write it anew with `llmcomp plan`") from None
+        except (ValueError, RecursionError) as error:
+            raise OptionError(where, f"it is not JSON ({error})", "Mend the file, or write it anew with `llmcomp plan`") from None
+        if plan.version != VERSION:
+            raise OptionError(where, f"it has version {plan.version}, this llmcomp reads {VERSION}", "Write it anew with `llmcomp plan`")
+        return plan
+
+    def check_against(self, layers: Sequence[Layer], where: str = "plan") -> Plan:
+        """This plan for these layers, its bytes and totals computed anew.
+
+        Raises:
+            OptionError: a layer is missing, unknown, of another shape, or a format does not exist or does not fit.
+            GroupSizeError: a group size that does not divide its layer.
+        """
+        planned = {entry.name: entry for entry in self.layers}
+        known = {layer.name: layer for layer in layers}
+        for name in planned:
+            if name not in known:
+                raise OptionError(f"{where}, layer {name}", "the model has no such layer", did_you_mean(name, list(known)[:200]))
+        missing = [name for name in known if name not in planned]
+        if missing:
+            raise OptionError(
+                where, f"it lacks {len(missing)} of the model's layers: {', '.join(missing[:5])}", "Add them; `keep` leaves one as it is"
+            )
+        checked = tuple(_checked(planned[layer.name], layer, where) for layer in layers)
+        return self.model_copy(update={"layers": checked, "summary": summarize(checked, layers, self.main, self.summary)})
+
+    def counts(self) -> dict[str, int]:
+        """Format -> number of layers."""
+        return dict(sorted(Counter(entry.format for entry in self.layers).items()))
+
+    def main_format(self) -> LayerPlan:
+        """The layer whose scheme most weights share."""
+        weights: Counter[tuple[str, int]] = Counter()
+        for entry in self.layers:
+            weights[entry.format, entry.group_size] += prod(entry.shape)
+        (name, group), _ = weights.most_common(1)[0]
+        return next(e for e in self.layers if (e.format, e.group_size) == (name, group))
+
+
+def _checked(entry: LayerPlan, layer: Layer, where: str) -> LayerPlan:
+    place = f"{where}, layer {entry.name}"
+    if tuple(entry.shape) != tuple(layer.shape):
+        raise OptionError(place, f"it says {list(entry.shape)}, the model has {list(layer.shape)}", "This plan is for another model")
+    if entry.format not in FLOATS:
+        if not formats.exists(entry.format):
+            raise OptionError(place, f"no format {entry.format!r}", did_you_mean(entry.format, [*formats.names(), *FLOATS]))
+        if entry.group_size != -1 and (entry.group_size < 1 or layer.shape[-1] % entry.group_size):
+            raise GroupSizeError(place, f"group size {entry.group_size} does not divide {layer.shape[-1]}", "Use a divisor, or -1")
+        if "Gather" in layer.ops and not formats.get(entry.format).for_embeddings:
+            raise OptionError(place, f"a {entry.format} table cannot be looked up compressed", "Use an integer format for embeddings")
+    return entry.model_copy(update={"bytes": layer_bytes(layer, entry.scheme)})
+
+
+def summarize(entries: Sequence[LayerPlan], layers: Sequence[Layer], main: str, requested: Summary | None = None) -> Summary:
+    """Totals of a plan. `ratio` counts what may have the main format: layers that are neither table nor last, or all that have it."""
+    weights = sum(layer.size for layer in layers)
+    stored = sum(entry.bytes for entry in entries)
+    inner = [(e, layer) for e, layer in zip(entries, layers, strict=True) if e.format == main or not ("Gather" in layer.ops or layer.last)]
+    counted = sum(layer.size for _, layer in inner)
+    in_main = sum(layer.size for e, layer in inner if e.format == main)
+    return Summary(
+        weights=weights,
+        bytes=stored,
+        bits_per_weight=round(8 * stored / weights, 4) if weights else 0.0,
+        bits_per_weight_requested=requested.bits_per_weight_requested if requested else None,
+        ratio=round(in_main / counted, 6) if counted else 0.0,
+        ratio_requested=requested.ratio_requested if requested else None,
+    )
