@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import openvino as ov
@@ -113,7 +113,7 @@ def test_genai_loads_and_runs_it(exported: Path) -> None:
 
 def test_a_second_run_gives_the_same_bytes_from_the_cached_skeleton(exported: Path, checkpoint: Path, cache: Any, tmp_path: Path) -> None:
     class Notes:
-        said: list[str] = []
+        said: ClassVar[list[str]] = []
 
         def note(self, text: str) -> None:
             self.said.append(text)

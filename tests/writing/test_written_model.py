@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def test_every_constant_has_its_own_aligned_place(tmp_path: Path, write: Callabl
     ]
     spans.sort()
     assert all(offset % ALIGN == 0 for offset, _ in spans)
-    assert all(end <= begin for (_, end), (begin, _) in zip(spans, spans[1:], strict=False))
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
     assert written.xml.with_suffix(".bin").stat().st_size == written.layout.size
     for layer in graph.layers:
         parts = [s.part.nbytes for (name, _), s in written.layout.slots.items() if name == layer.name]

@@ -1,0 +1,39 @@
+"""`llmcomp COMMAND ...`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from llmcomp import __version__
+from llmcomp.errors import LlmcompError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code. An error of ours is one message on stderr, anything else a traceback."""
+    from llmcomp.cli import eval, export, inspect, plan
+
+    parser = argparse.ArgumentParser(prog="llmcomp", description="Compress Hugging Face checkpoints to small OpenVINO models.")
+    parser.add_argument("--version", action="version", version=f"llmcomp {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in (export, plan, inspect, eval):
+        command.add_parser(commands)
+    parsed = parser.parse_args(arguments)
+    return guarded(parsed.run, parsed)
+
+
+def guarded(run: object, parsed: argparse.Namespace) -> int:
+    """Turn what a command raises into a message and an exit code."""
+    try:
+        return run(parsed)  # type: ignore[operator, no-any-return]
+    except LlmcompError as error:
+        print(f"llmcomp: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("llmcomp: interrupted; nothing was left behind", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone, as `| head` does.
+        sys.stderr.close()
+        return 141

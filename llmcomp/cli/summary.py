@@ -1,0 +1,61 @@
+"""Results as tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from llmcomp.export import Result
+    from llmcomp.inspect import Inspection
+    from llmcomp.writing.forecast import Forecast
+
+
+def _console() -> Console:
+    # Piped output keeps its lines whole; a terminal has its own width.
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=110)
+
+
+def _mib(nbytes: float) -> str:
+    return f"{nbytes / 2**20:,.1f} MiB"
+
+
+def _group(size: int | None) -> str:
+    return str(size) if size and size > 0 else "channel"
+
+
+def print_result(result: Result) -> None:
+    report = result.report
+    table = Table("format", "group", "layers", "weights", "bytes", box=None, header_style="bold")
+    for row in report["formats"]:
+        group = "" if row["format"] == "keep" else _group(row["group_size"])
+        table.add_row(row["format"], group, str(row["layers"]), f"{row['weights']:,}", _mib(row["bytes"]))
+    console = _console()
+    console.print(table)
+    console.print(f"{report['bits_per_weight']} bits per weight; {_mib(report['bytes']['bin'])} in openvino_model.bin")
+    console.print(f"verified: {report['verified']}")
+    stages = ", ".join(f"{name} {seconds:.1f}" for name, seconds in report["seconds"].items())
+    console.print(f"seconds: {stages}", soft_wrap=True)
+    console.print(f"[bold]{result.output}[/bold] is ready; report.md there tells about every layer", soft_wrap=True)
+
+
+def print_forecast(forecast: Forecast) -> None:
+    console = _console()
+    console.print(f"disk    {_mib(forecast.bin_bytes)} in openvino_model.bin, exact; a few MiB beside it")
+    console.print(f"memory  about {_mib(forecast.memory_bytes)} at the peak, beyond mapped files")
+    console.print(f"time    about {forecast.compress_seconds:.1f} s to compress, measured on one tile of each kind")
+
+
+def print_inspection(folder: Path, found: Inspection) -> None:
+    table = Table("type", "group", "constants", "elements", "bytes", box=None, header_style="bold")
+    for row in found.rows:
+        table.add_row(row.element_type, _group(row.group_size), str(row.count), f"{row.weights:,}", _mib(row.bytes))
+    console = _console()
+    console.print(table)
+    console.print(f"{found.bits_per_weight:.3f} bits per weight; {_mib(found.bin_bytes)} in openvino_model.bin; made by {found.made_by}")
+    if found.report is not None:
+        console.print(f"source {found.report['source']}; verified: {found.report['verified']}", soft_wrap=True)

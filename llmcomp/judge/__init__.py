@@ -1,0 +1,13 @@
+"""What compression did to a model: perplexity, KL divergence and agreement, of any OpenVINO folder, whoever wrote it.
+
+comes in: folders, a reference, text
+goes out: Scores
+may import: openvino (nothing else of llmcomp, so that it judges a peer's model the same way)
+read first: evaluate.py
+"""
+
+from llmcomp.judge.errors import JudgeError
+from llmcomp.judge.evaluate import Scores, evaluate
+from llmcomp.judge.text import Text, load_text
+
+__all__ = ["JudgeError", "Scores", "Text", "evaluate", "load_text"]

@@ -1,0 +1,52 @@
+"""The arithmetic: log-probabilities, windows, per-token divergence. Arrays in, arrays out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Window:
+    """Tokens [start, stop) are shown; those from position `first` of the window on are new."""
+
+    start: int
+    stop: int
+    first: int
+
+    @property
+    def scored(self) -> slice:
+        """Positions whose token is scored. The very first token of a window has no context and never is."""
+        return slice(max(self.first, 1), self.stop - self.start)
+
+
+def windows(tokens: int, length: int, stride: int, limit: int | None = None) -> Iterator[Window]:
+    """Whole windows of `length` tokens, each `stride` after the last; with a stride below the length only new tokens are scored."""
+    for i, start in enumerate(range(0, tokens - length + 1, stride)):
+        if limit is not None and i >= limit:
+            return
+        yield Window(start, start + length, 0 if i == 0 else length - stride)
+
+
+def log_softmax(logits: NDArray[Any]) -> NDArray[np.float32]:
+    """Natural log-probabilities [tokens, vocabulary] in f32."""
+    z = logits.astype(np.float32)
+    z -= z.max(-1, keepdims=True)
+    z -= np.log(np.exp(z).sum(-1, keepdims=True))
+    return z
+
+
+def token_nll(logp: NDArray[np.float32], ids: NDArray[np.int64], window: Window) -> NDArray[np.float32]:
+    """Negative log-likelihood in nats of each scored token of a window; logp [length, vocabulary], ids [length]."""
+    scored = window.scored
+    positions = np.arange(scored.start, scored.stop)
+    return -logp[positions - 1, ids[positions]]
+
+
+def token_kl(reference: NDArray[np.float32], logp: NDArray[np.float32]) -> NDArray[np.float32]:
+    """KL(reference || candidate) in nats at each position, both log-probabilities [tokens, vocabulary]."""
+    return (np.exp(reference) * (reference - logp)).sum(-1)  # type: ignore[no-any-return]
