@@ -36,10 +36,15 @@ def packed_bytes(shape: tuple[int, ...], element_type: str) -> int:
 def pack(codes: NDArray[Any], element_type: str) -> NDArray[np.uint8]:
     """One element per item -> the stored bytes, 1-D, elements in row-major order. Signed codes are two's complement.
 
-    May return a view of `codes`. Values outside the type's range lose their upper bits.
+    Codes of 4 and 8 bits may come as bytes or as 32-bit integers. May return a view of `codes`. Values outside the type's range lose their
+    upper bits.
     """
     width = bits(element_type)
     flat = np.ascontiguousarray(codes).reshape(-1)
+    if width == 4 and flat.itemsize == 4:
+        return _pack_wide(flat)
+    if width == 8 and flat.itemsize == 4 and flat.dtype.kind in "iu":
+        return flat.astype(np.uint8)
     if width >= 8:
         return flat.view(np.uint8)
     if width != 4:
@@ -58,6 +63,20 @@ def pack(codes: NDArray[Any], element_type: str) -> NDArray[np.uint8]:
     else:
         high |= pair
     return high.astype(np.uint8)
+
+
+def _pack_wide(flat: NDArray[Any]) -> NDArray[np.uint8]:
+    """4-bit codes held in 32-bit integers; two of them are read as one 64-bit word."""
+    if flat.size % 2:
+        flat = np.append(flat, flat.dtype.type(0))
+    if flat.ctypes.data % 8:
+        flat = flat.copy()
+    pair = flat.view("<u8")
+    high = (pair >> np.uint64(28)).astype(np.uint8)
+    high &= 0xF0
+    low = pair.astype(np.uint8)
+    low &= 0x0F
+    return high | low
 
 
 def unpack(data: NDArray[np.uint8], element_type: str, shape: tuple[int, ...]) -> NDArray[Any]:
