@@ -55,7 +55,8 @@ class FolderCheckpoint(Checkpoint):
                 f"{info.file}: tensor {name}", f"{info.dtype} weights are not read", "Use a float32, float16 or bfloat16 checkpoint"
             )
         if info.file not in self._maps:
-            self._maps[info.file] = np.memmap(info.file, np.uint8, "r")
+            # Copy-on-write: never written, but the runtime's tensors share memory only with arrays that are not read-only.
+            self._maps[info.file] = np.memmap(info.file, np.uint8, "c")
         # Offsets may be unaligned in old files; numpy reads such views correctly.
         whole = self._maps[info.file][info.begin : info.end].view(np.ndarray)
         whole = np.frombuffer(whole, NUMPY[info.dtype]).reshape(info.shape)

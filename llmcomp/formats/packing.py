@@ -65,18 +65,23 @@ def pack(codes: NDArray[Any], element_type: str) -> NDArray[np.uint8]:
     return high.astype(np.uint8)
 
 
+PIECE = 1 << 15
+"""Codes packed together: their copies stay in a core's first caches."""
+
+
 def _pack_wide(flat: NDArray[Any]) -> NDArray[np.uint8]:
-    """4-bit codes held in 32-bit integers; two of them are read as one 64-bit word."""
+    """4-bit codes held in 32-bit integers, negative ones too; two of them are read as one 64-bit word."""
     if flat.size % 2:
         flat = np.append(flat, flat.dtype.type(0))
     if flat.ctypes.data % 8:
         flat = flat.copy()
-    pair = flat.view("<u8")
-    high = (pair >> np.uint64(28)).astype(np.uint8)
-    high &= 0xF0
-    low = pair.astype(np.uint8)
-    low &= 0x0F
-    return high | low
+    packed = np.empty(flat.size // 2, np.uint8)
+    nibbles = np.uint64(0x0000000F_0000000F)
+    for start in range(0, packed.size, PIECE // 2):
+        pair = flat[2 * start : 2 * start + PIECE].view("<u8") & nibbles
+        pair |= pair >> np.uint64(28)
+        packed[start : start + PIECE // 2] = pair
+    return packed
 
 
 def unpack(data: NDArray[np.uint8], element_type: str, shape: tuple[int, ...]) -> NDArray[Any]:

@@ -14,8 +14,8 @@ EXPONENTS: dict[Any, tuple[Any, int, int]] = {
     np.dtype(ml_dtypes.bfloat16): (np.uint16, 0x7FFF, 0x7F80),
 }
 """Float type -> (unsigned type of its size, everything but the sign, an exponent of all ones)."""
-PIECE = 1 << 17
-"""Elements looked at together: their masked copy stays in a core's cache."""
+PIECE = 1 << 15
+"""Elements looked at together: their masked copy stays in a core's first caches, and small enough for the allocator to reuse its memory."""
 
 
 def non_finite(w: NDArray[Any]) -> tuple[int, int | None]:

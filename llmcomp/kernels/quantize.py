@@ -94,8 +94,9 @@ def quantize_rows(fmt: Format, w: NDArray[Any], group_size: int) -> Tile:
     parts = {part.name: part for part in fmt.parts(w.shape, group_size)}
     # Everything is copied or packed: the request's memory is overwritten by the thread's next tile.
     scale = np.array(found["scale"], np.float32).reshape(parts["scale"].shape)
-    zero_point = pack(found["zero_point"], parts["zero_point"].element_type) if "zero_point" in found else None
-    return Tile(pack(found["codes"], parts["codes"].element_type), scale, zero_point)
+    codes, zero_point = (pack(found[n].view(np.int32), parts[n].element_type) if n in found else None for n in ("codes", "zero_point"))
+    assert codes is not None
+    return Tile(codes, scale, zero_point)
 
 
 def _tensor(w: NDArray[Any], dtype: str) -> ov.Tensor:

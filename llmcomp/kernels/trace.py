@@ -11,6 +11,7 @@ from openvino import opset13 as ops
 
 from llmcomp.formats import Format
 
+INTEGER_BITS = 1.5 * 2.0**23
 TYPES = {"F32": ov.Type.f32, "F16": ov.Type.f16, "BF16": ov.Type.bf16}
 
 
@@ -68,8 +69,8 @@ class TraceNamespace:
         return total
 
     def codes(self, x: Any, element_type: str) -> Any:
-        # To 32 bits only: the plugin narrows to bytes one element at a time, numpy does it in vectors while packing.
-        return ops.convert(x, "i32")
+        # Not converted: the plugin narrows one element at a time. A small integer plus 1.5 * 2^23 has its two's complement in the low bits.
+        return ops.add(x, ops.constant(np.float32(INTEGER_BITS)))
 
 
 def _aligned(*values: Any) -> list[Any]:

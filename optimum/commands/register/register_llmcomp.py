@@ -8,6 +8,8 @@ try:
 
     from llmcomp.cli.optimum import LLMCompExportCommand
 
-    REGISTER_COMMANDS = [(LLMCompExportCommand, ExportCommand)]
+    # An iterator gives its entry once, even where two folders of the path (a wheel and a checkout) hold this file: registering twice would
+    # end every optimum-cli command.
+    REGISTER_COMMANDS = iter([(LLMCompExportCommand, ExportCommand)])
 except Exception:  # whatever is missing or broken on our side, optimum-cli must go on
-    REGISTER_COMMANDS = []
+    REGISTER_COMMANDS = iter([])
