@@ -36,15 +36,10 @@ def packed_bytes(shape: tuple[int, ...], element_type: str) -> int:
 def pack(codes: NDArray[Any], element_type: str) -> NDArray[np.uint8]:
     """One element per item -> the stored bytes, 1-D, elements in row-major order. Signed codes are two's complement.
 
-    Codes of 4 and 8 bits may come as bytes or as 32-bit integers. May return a view of `codes`. Values outside the type's range lose their
-    upper bits.
+    May return a view of `codes`. Values outside the type's range lose their upper bits.
     """
     width = bits(element_type)
     flat = np.ascontiguousarray(codes).reshape(-1)
-    if width == 4 and flat.itemsize == 4:
-        return _pack_wide(flat)
-    if width == 8 and flat.itemsize == 4 and flat.dtype.kind in "iu":
-        return flat.astype(np.uint8)
     if width >= 8:
         return flat.view(np.uint8)
     if width != 4:
@@ -63,25 +58,6 @@ def pack(codes: NDArray[Any], element_type: str) -> NDArray[np.uint8]:
     else:
         high |= pair
     return high.astype(np.uint8)
-
-
-PIECE = 1 << 15
-"""Codes packed together: their copies stay in a core's first caches."""
-
-
-def _pack_wide(flat: NDArray[Any]) -> NDArray[np.uint8]:
-    """4-bit codes held in 32-bit integers, negative ones too; two of them are read as one 64-bit word."""
-    if flat.size % 2:
-        flat = np.append(flat, flat.dtype.type(0))
-    if flat.ctypes.data % 8:
-        flat = flat.copy()
-    packed = np.empty(flat.size // 2, np.uint8)
-    nibbles = np.uint64(0x0000000F_0000000F)
-    for start in range(0, packed.size, PIECE // 2):
-        pair = flat[2 * start : 2 * start + PIECE].view("<u8") & nibbles
-        pair |= pair >> np.uint64(28)
-        packed[start : start + PIECE // 2] = pair
-    return packed
 
 
 def unpack(data: NDArray[np.uint8], element_type: str, shape: tuple[int, ...]) -> NDArray[Any]:

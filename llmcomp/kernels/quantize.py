@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from llmcomp import formats
 from llmcomp.formats import Format, grouped_shape, pack
-from llmcomp.kernels.trace import TYPES, trace
+from llmcomp.kernels.finite import non_finite
+from llmcomp.kernels.trace import CHECK, TYPES, trace
 
 NUMPY_BELOW = 1 << 14
 """Weights below which numpy is as fast as a compiled rule, and nothing has to be compiled."""
@@ -31,6 +32,8 @@ class Tile:
     """[rows, groups, 1], or [rows, 1] per channel."""
     zero_point: NDArray[np.uint8] | None
     """Packed, 1-D."""
+    finite: bool
+    """False if the rows hold NaN or Inf, or so large values that their sum overflows: `non_finite` tells."""
 
 
 class _Cache:
@@ -86,7 +89,7 @@ def quantize_rows(fmt: Format, w: NDArray[Any], group_size: int) -> Tile:
     if w.size < NUMPY_BELOW:
         weight = formats.quantize(fmt, w, group_size)
         packed = weight.packed()
-        return Tile(packed["codes"], weight.scale, packed.get("zero_point"))
+        return Tile(packed["codes"], weight.scale, packed.get("zero_point"), non_finite(w)[0] == 0)
     dtype = SPELLING[w.dtype]
     request, names = _CACHE.request(fmt, dtype)
     results = request.infer([_tensor(w.reshape(rows, -1, size), dtype)], share_outputs=True)
@@ -94,9 +97,12 @@ def quantize_rows(fmt: Format, w: NDArray[Any], group_size: int) -> Tile:
     parts = {part.name: part for part in fmt.parts(w.shape, group_size)}
     # Everything is copied or packed: the request's memory is overwritten by the thread's next tile.
     scale = np.array(found["scale"], np.float32).reshape(parts["scale"].shape)
-    codes, zero_point = (pack(found[n].view(np.int32), parts[n].element_type) if n in found else None for n in ("codes", "zero_point"))
+    codes, zero_point = (pack(found[n], parts[n].element_type) if n in found else None for n in ("codes", "zero_point"))
     assert codes is not None
-    return Tile(codes, scale, zero_point)
+    codes = np.array(codes) if np.may_share_memory(codes, found["codes"]) else codes
+    if zero_point is not None and np.may_share_memory(zero_point, found["zero_point"]):
+        zero_point = np.array(zero_point)
+    return Tile(codes, scale, zero_point, bool(np.isfinite(found[CHECK]).all()))
 
 
 def _tensor(w: NDArray[Any], dtype: str) -> ov.Tensor:

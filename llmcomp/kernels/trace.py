@@ -11,7 +11,8 @@ from openvino import opset13 as ops
 
 from llmcomp.formats import Format
 
-INTEGER_BITS = 1.5 * 2.0**23
+CHECK = "check"
+"""Name of the extra result: the sum of each group, which NaN and Inf reach."""
 TYPES = {"F32": ov.Type.f32, "F16": ov.Type.f16, "BF16": ov.Type.bf16}
 
 
@@ -69,8 +70,10 @@ class TraceNamespace:
         return total
 
     def codes(self, x: Any, element_type: str) -> Any:
-        # Not converted: the plugin narrows one element at a time. A small integer plus 1.5 * 2^23 has its two's complement in the low bits.
-        return ops.add(x, ops.constant(np.float32(INTEGER_BITS)))
+        # The plugin's Convert to bytes takes one element at a time; behind a FakeQuantize, which leaves integers as they are, it is fused.
+        low, high, kind = (-128.0, 127.0, "i8") if element_type.startswith("i") else (0.0, 255.0, "u8")
+        bounds = [ops.constant(np.float32(v)) for v in (low, high, low, high)]
+        return ops.convert(ops.fake_quantize(x, *bounds, 256), kind)
 
 
 def _aligned(*values: Any) -> list[Any]:
@@ -85,6 +88,6 @@ def trace(fmt: Format, dtype: str) -> tuple[ov.Model, tuple[str, ...]]:
     """(model: grouped rows [rows, groups, size] of `dtype` -> the rule's results, their names in order)."""
     parameter = ops.parameter([-1, -1, -1], TYPES[dtype])
     wide = parameter if dtype == "F32" else ops.convert(parameter, "f32")
-    results = fmt.quantize(TraceNamespace(), wide)
+    results = {**fmt.quantize(TraceNamespace(), wide), CHECK: ops.reduce_sum(wide, ops.constant([-1]), False)}
     model = ov.Model([ops.result(node) for node in results.values()], [parameter], f"{fmt.name}_{dtype}")
     return model, tuple(results)

@@ -40,6 +40,7 @@ class TileResult(Protocol):
     codes: NDArray[np.uint8]
     scale: NDArray[np.float32]
     zero_point: NDArray[np.uint8] | None
+    finite: bool
 
 
 Quantizer = Callable[[Any, NDArray[Any], int], TileResult]
@@ -171,14 +172,16 @@ class _Writer:
         start = tile * state.rows_per_tile
         stop = min(start + state.rows_per_tile, flat_rows(layer))
         w = self.graph.rows(layer, start, stop)
-        if self.non_finite(w)[0]:
-            raise self._non_finite_error(layer)
         if scheme.is_float:
+            if self.non_finite(w)[0]:
+                raise self._non_finite_error(layer)
             stored = np.ascontiguousarray(_cast(w, float_type(layer, scheme), layer))
             crc = self._write_rows(layer, "weight", start, stored.view(np.uint8).reshape(-1))
         else:
             fmt = formats.get(scheme.format)
             result = self.quantize(fmt, w, scheme.group_size)
+            if not result.finite and self.non_finite(w)[0]:
+                raise self._non_finite_error(layer)
             crc = self._write_rows(layer, "codes", start, result.codes)
             if result.zero_point is not None:
                 crc = self._write_rows(layer, "zero_point", start, result.zero_point, crc)
