@@ -13,7 +13,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 DTYPES: dict[str, Any] = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
 SPECIAL = ("<|end|>", "<|user|>", "<|assistant|>")
-TEMPLATE = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 
 
 def tiny_config(**overrides: Any) -> dict[str, Any]:
@@ -64,7 +66,9 @@ def tiny_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]
     shapes["model.norm.weight"] = (hidden,)
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (config["vocab_size"], hidden)
-    return {n: ((1 + 0.1 * rng.normal(size=s)) if len(s) == 1 else rng.normal(size=s) / np.sqrt(s[1])).astype(dtype) for n, s in shapes.items()}
+    return {
+        n: ((1 + 0.1 * rng.normal(size=s)) if len(s) == 1 else rng.normal(size=s) / np.sqrt(s[1])).astype(dtype) for n, s in shapes.items()
+    }
 
 
 def tiny_llama(folder: Path, shards: int = 1, seed: int = 0, tokenizer: bool = True, **overrides: Any) -> dict[str, np.ndarray]:

@@ -84,7 +84,8 @@ class NumpyNamespace:
         return np.subtract(x, y, dtype=np.float32)
 
     def divide(self, x: NDArray[Any], y: Any) -> NDArray[Any]:
-        return np.divide(x, y, dtype=np.float32)
+        with np.errstate(invalid="ignore"):
+            return np.divide(x, y, dtype=np.float32)
 
     def round(self, x: NDArray[Any]) -> NDArray[Any]:
         return np.rint(x)  # type: ignore[no-any-return]
@@ -96,7 +97,8 @@ class NumpyNamespace:
         return np.searchsorted(np.asarray(thresholds, np.float32), x).astype(np.float32)
 
     def codes(self, x: NDArray[Any], element_type: str) -> NDArray[Any]:
-        return x.astype(np.int8 if element_type.startswith("i") else np.uint8)
+        with np.errstate(invalid="ignore"):  # NaN and Inf are the caller's to refuse, see kernels.non_finite
+            return x.astype(np.int8 if element_type.startswith("i") else np.uint8)
 
 
 NUMPY = NumpyNamespace()

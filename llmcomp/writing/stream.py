@@ -212,7 +212,9 @@ class _Writer:
 
     def _sample_error(self, state: _Pending, fmt: formats.Format, w: NDArray[Any], start: int) -> None:
         step = max(1, flat_rows(state.layer) // SAMPLES)
-        picked = [row for first in range(-start % step, len(w), step) for row in range(first, min(first + SAMPLE_ROWS, len(w), first + step))]
+        picked = [
+            row for first in range(-start % step, len(w), step) for row in range(first, min(first + SAMPLE_ROWS, len(w), first + step))
+        ]
         if not picked:
             return
         rows = np.asarray(w[picked], np.float32)

@@ -20,7 +20,9 @@ from llmcomp.writing.stream import stream
 def numpy_quantizer(fmt: formats.Format, w: np.ndarray, group_size: int) -> Any:
     weight = formats.quantize(fmt, w, group_size)
     packed = weight.packed()
-    return SimpleNamespace(codes=packed["codes"], scale=weight.scale, zero_point=packed.get("zero_point"), finite=bool(np.isfinite(w.astype(np.float32)).all()))
+    return SimpleNamespace(
+        codes=packed["codes"], scale=weight.scale, zero_point=packed.get("zero_point"), finite=bool(np.isfinite(w.astype(np.float32)).all())
+    )
 
 
 def count_non_finite(w: np.ndarray) -> tuple[int, int | None]:

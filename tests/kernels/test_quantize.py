@@ -1,0 +1,104 @@
+"""Compiled rules equal numpy to the bit."""
+
+from __future__ import annotations
+
+import threading
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from llmcomp import formats, kernels
+from llmcomp.kernels import quantize as module
+from tests.formats.inputs import CASES
+
+DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
+
+
+@pytest.fixture(autouse=True)
+def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However small, no tile takes the numpy path."""
+    monkeypatch.setattr(module, "NUMPY_BELOW", 0)
+
+
+def check(name: str, w: np.ndarray, group: int) -> kernels.Tile:
+    fmt = formats.get(name)
+    tile, wanted = kernels.quantize_rows(fmt, w, group), formats.quantize(fmt, w, group)
+    packed = wanted.packed()
+    assert np.array_equal(tile.codes, packed["codes"])
+    assert np.array_equal(tile.scale.view(np.uint32), wanted.scale.view(np.uint32)) and tile.scale.shape == wanted.scale.shape
+    assert (tile.zero_point is None) == (wanted.zero_point is None)
+    assert tile.zero_point is None or np.array_equal(tile.zero_point, packed["zero_point"])
+    return tile
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", formats.names())
+def test_equal_to_numpy(name: str, dtype: str, case: str) -> None:
+    with np.errstate(over="ignore"):
+        w = CASES[case].astype(DTYPES[dtype])
+    if not np.isfinite(w.astype(np.float32)).all():
+        w = np.nan_to_num(w.astype(np.float32), posinf=6e4, neginf=-6e4).astype(DTYPES[dtype])
+    for group in (64, -1):
+        assert check(name, w, group).finite
+
+
+@pytest.mark.parametrize(("rows", "width", "group"), [(1, 64, 64), (7, 96, 32), (3, 48, 16), (5, 17, -1), (64, 1, -1), (8, 576, 64)])
+@pytest.mark.parametrize("name", formats.names())
+def test_any_shape(name: str, rows: int, width: int, group: int) -> None:
+    check(name, np.random.default_rng(0).normal(size=(rows, width)).astype(np.float32), group)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_not_finite_is_found(dtype: str, value: float) -> None:
+    w = CASES["normal"].astype(DTYPES[dtype])
+    assert kernels.non_finite(w) == (0, None)
+    w[3, 11] = w[9, 0] = value
+    assert kernels.non_finite(w) == (2, 3 * w.shape[1] + 11)
+    for name in formats.names():
+        assert not kernels.quantize_rows(formats.get(name), w, 64).finite
+
+
+def test_small_tiles_take_the_numpy_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "NUMPY_BELOW", 1 << 30)
+    monkeypatch.setattr(module._CACHE, "request", lambda *_: pytest.fail("compiled"))
+    assert check("int4_sym", CASES["normal"], 64).finite
+    bad = CASES["normal"].copy()
+    bad[0, 0] = np.nan
+    assert not kernels.quantize_rows(formats.get("int4_sym"), bad, 64).finite
+
+
+def test_tiles_own_their_memory() -> None:
+    """The next tile of the thread must not change the last one."""
+    for name in formats.names():
+        fmt = formats.get(name)
+        first = kernels.quantize_rows(fmt, CASES["normal"], 64)
+        before = (first.codes.copy(), first.scale.copy(), None if first.zero_point is None else first.zero_point.copy())
+        kernels.quantize_rows(fmt, CASES["heavy tails"], 64)
+        assert np.array_equal(first.codes, before[0]) and np.array_equal(first.scale, before[1])
+        assert first.zero_point is None or np.array_equal(first.zero_point, before[2])
+
+
+def test_read_only_rows_are_taken() -> None:
+    w = CASES["normal"].astype(ml_dtypes.bfloat16)
+    w.flags.writeable = False
+    check("int4_sym", w, 64)
+
+
+def test_threads_and_a_cleared_cache() -> None:
+    wanted = check("int4_asym", CASES["normal"], 64)
+    found: list[kernels.Tile] = []
+
+    def work() -> None:
+        for _ in range(5):
+            found.append(kernels.quantize_rows(formats.get("int4_asym"), CASES["normal"], 64))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    kernels.clear_cache()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 20 and all(np.array_equal(t.codes, wanted.codes) for t in found)

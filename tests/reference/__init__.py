@@ -1,0 +1,1 @@
+"""Textbook twins in float64, written from the definitions and used by tests only."""
