@@ -65,6 +65,6 @@ def _cached(repo: str, snapshot: object, reason: str) -> Path:
     from huggingface_hub import errors
 
     try:
-        return snapshot(True)  # type: ignore[operator, no-any-return]
+        return snapshot(True)  # type: ignore[operator]
     except (errors.LocalEntryNotFoundError, OSError):
         raise HubError(repo, f"{reason}, and the model is not in the cache", REMEDY) from None

@@ -57,19 +57,19 @@ class NumpyNamespace:
     """The oracle."""
 
     def min(self, x: NDArray[Any]) -> NDArray[Any]:
-        return x.min(axis=-1, keepdims=True)  # type: ignore[no-any-return]
+        return x.min(axis=-1, keepdims=True)
 
     def max(self, x: NDArray[Any]) -> NDArray[Any]:
-        return x.max(axis=-1, keepdims=True)  # type: ignore[no-any-return]
+        return x.max(axis=-1, keepdims=True)
 
     def abs(self, x: NDArray[Any]) -> NDArray[Any]:
         return np.abs(x)
 
     def minimum(self, x: Any, y: Any) -> NDArray[Any]:
-        return np.minimum(x, y)  # type: ignore[no-any-return]
+        return np.minimum(x, y)
 
     def maximum(self, x: Any, y: Any) -> NDArray[Any]:
-        return np.maximum(x, y)  # type: ignore[no-any-return]
+        return np.maximum(x, y)
 
     def less(self, x: Any, y: Any) -> NDArray[Any]:
         return np.less(x, y)
@@ -88,7 +88,7 @@ class NumpyNamespace:
             return np.divide(x, y, dtype=np.float32)
 
     def round(self, x: NDArray[Any]) -> NDArray[Any]:
-        return np.rint(x)  # type: ignore[no-any-return]
+        return np.rint(x)
 
     def clip(self, x: NDArray[Any], low: float, high: float) -> NDArray[Any]:
         return np.clip(x, np.float32(low), np.float32(high))

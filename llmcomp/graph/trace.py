@@ -179,7 +179,9 @@ def _empty_model(checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: b
             full = f"{module_name}.{name}" if module_name else name
             homes.setdefault(id(parameter), []).append((module, name, full))
 
-    matrices, others, missing = [], [], []
+    matrices: list[Any] = []
+    others: list[Any] = []
+    missing: list[str] = []
     for uses in homes.values():
         tensor = next((t for _, _, full in uses if (t := find_tensor(full, checkpoint.tensors, prefix))), None)
         module, name, full = uses[0]
@@ -324,7 +326,8 @@ def _lift_weights(ov_model: Any, addresses: dict[int, str], allow_large: bool) -
     """Turn each constant that is a checkpoint tensor into a Parameter; the graph is complete by now, so nothing folds or merges any more."""
     from openvino import opset13 as ops
 
-    found, parameters = [], []
+    found: list[dict[str, Any]] = []
+    parameters = []
     for node in ov_model.get_ordered_ops():
         if node.get_type_name() != "Constant":
             continue

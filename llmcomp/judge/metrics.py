@@ -49,4 +49,4 @@ def token_nll(logp: NDArray[np.float32], ids: NDArray[np.int64], window: Window)
 
 def token_kl(reference: NDArray[np.float32], logp: NDArray[np.float32]) -> NDArray[np.float32]:
     """KL(reference || candidate) in nats at each position, both log-probabilities [tokens, vocabulary]."""
-    return (np.exp(reference) * (reference - logp)).sum(-1)  # type: ignore[no-any-return]
+    return (np.exp(reference) * (reference - logp)).sum(-1)

@@ -66,7 +66,7 @@ class IRModel:
         out = self._request.infer({name: value for name, value in feed.items() if name in self._inputs})[0]
         if out.ndim != 3 or out.shape[1] != len(ids):
             raise JudgeError(f"{self.xml}: its first output has shape {list(out.shape)}, not logits of every position.")
-        return out[0]  # type: ignore[no-any-return]
+        return out[0]
 
 
 class HFModel:

@@ -17,11 +17,11 @@ def tokenize(source: str, text: str, trust_remote_code: bool = False) -> list[in
     if path.is_file():
         from tokenizers import Tokenizer
 
-        return Tokenizer.from_file(str(path)).encode(text, add_special_tokens=False).ids  # type: ignore[no-any-return]
+        return Tokenizer.from_file(str(path)).encode(text, add_special_tokens=False).ids
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     except Exception as error:  # many kinds; each means that there is no tokenizer
         raise JudgeError(f"{source}: no tokenizer can be loaded ({type(error).__name__}). Give one with --tokenizer.") from None
-    return tokenizer(text, add_special_tokens=False).input_ids  # type: ignore[no-any-return]
+    return tokenizer(text, add_special_tokens=False).input_ids

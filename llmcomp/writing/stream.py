@@ -37,10 +37,16 @@ SAMPLES, SAMPLE_ROWS = 4, 4
 
 
 class TileResult(Protocol):
-    codes: NDArray[np.uint8]
-    scale: NDArray[np.float32]
-    zero_point: NDArray[np.uint8] | None
-    finite: bool
+    """What `kernels.quantize_rows` gives."""
+
+    @property
+    def codes(self) -> NDArray[np.uint8]: ...
+    @property
+    def scale(self) -> NDArray[np.float32]: ...
+    @property
+    def zero_point(self) -> NDArray[np.uint8] | None: ...
+    @property
+    def finite(self) -> bool: ...
 
 
 Quantizer = Callable[[Any, NDArray[Any], int], TileResult]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino as ov
 import psutil
+from numpy.typing import NDArray
 
 from llmcomp.errors import VerificationError
 from llmcomp.graph.blocks import Cut, Cutter
@@ -80,7 +82,7 @@ def check_bytes(path: Path, journal_file: Path, layers: Sequence[Layer], layout:
 
 def _read(file: object, offset: int, count: int) -> bytes:
     file.seek(offset)  # type: ignore[attr-defined]
-    return file.read(count)  # type: ignore[attr-defined, no-any-return]
+    return file.read(count)  # type: ignore[attr-defined]
 
 
 def check_bounds(xml: Path) -> None:
@@ -115,7 +117,7 @@ def _run_parts(xml: Path, layers: Sequence[Layer], vocabulary: int) -> str:
 def _run_cut(xml: Path, cut: Cut, vocabulary: int, what: str) -> None:
     request = ov.Core().compile_model(cut.model, "CPU", PROPERTIES).create_infer_request()
     rng = np.random.default_rng(0)
-    feed = {}
+    feed: dict[str, NDArray[Any]] = {}
     for port in cut.model.inputs:
         name = port.get_any_name()
         shape = [d.get_length() if d.is_static else TOKENS for d in port.get_partial_shape()]
