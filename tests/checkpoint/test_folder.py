@@ -1,0 +1,200 @@
+"""What a folder may be, and what each damage is called. All of it from headers."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmcomp import checkpoint
+from llmcomp.errors import CheckpointError, HubError, TokenizerError
+from tests.tiny import tiny_llama
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_rows_are_what_was_stored(tmp_path: Path, dtype: str, shards: int) -> None:
+    tensors = tiny_llama(tmp_path, shards=shards, torch_dtype=dtype)
+    opened = checkpoint.open(tmp_path)
+    assert set(opened.tensors) == set(tensors)
+    for name, wanted in tensors.items():
+        assert opened.read(name).dtype == wanted.dtype and np.array_equal(opened.read(name), wanted)
+        assert np.array_equal(opened.rows(name, 3, 9), wanted[3:9])
+    assert opened.config["hidden_size"] == 96 and opened.generation_config == {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+
+
+def test_the_fingerprint_knows_the_files(tmp_path: Path) -> None:
+    tiny_llama(tmp_path / "a")
+    tiny_llama(tmp_path / "b", rope_theta=5000.0)
+    first = checkpoint.open(tmp_path / "a")
+    assert first.fingerprint() == checkpoint.open(tmp_path / "a").fingerprint()
+    assert first.fingerprint() != checkpoint.open(tmp_path / "b").fingerprint()
+
+
+def test_the_tokenizer_is_copied_or_missed(tmp_path: Path) -> None:
+    tiny_llama(tmp_path / "with")
+    out = tmp_path / "out"
+    out.mkdir()
+    checkpoint.open(tmp_path / "with").save_tokenizer(out)
+    assert {p.name for p in out.iterdir()} == {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+    tiny_llama(tmp_path / "without", tokenizer=False)
+    with pytest.raises(TokenizerError, match="--no-tokenizer"):
+        checkpoint.open(tmp_path / "without").check_tokenizer()
+
+
+def rewrite(path: Path, change: Any) -> None:
+    """Change the header of a safetensors file, leaving its data."""
+    raw = path.read_bytes()
+    length = struct.unpack("<Q", raw[:8])[0]
+    header = json.loads(raw[8 : 8 + length])
+    change(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + raw[8 + length :])
+
+
+NORM = "model.norm.weight"
+LIES = {
+    "unknown type": (lambda h: h[NORM].update(dtype="F17"), "F17"),
+    "shape too large": (lambda h: h[NORM].update(shape=[97]), "takes 194 bytes"),
+    "negative shape": (lambda h: h[NORM].update(shape=[-96]), "no list of sizes"),
+    "offsets swapped": (lambda h: h[NORM].update(data_offsets=h[NORM]["data_offsets"][::-1]), "span"),
+    "offsets beyond": (lambda h: h[NORM].update(data_offsets=[1 << 40, (1 << 40) + 192]), "hole"),
+    "overlap": (lambda h: h[NORM].update(data_offsets=[0, 192]), "overlaps"),
+    "no offsets": (lambda h: h[NORM].pop("data_offsets"), "missing"),
+    "a hole": (lambda h: h.pop(NORM), "hole|follow"),
+    "not an object": (lambda h: h.update({NORM: 3}), "missing"),
+    "boolean shape": (lambda h: h[NORM].update(shape=[True]), "no list of sizes"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_header_that_lies(tmp_path: Path, lie: str) -> None:
+    tiny_llama(tmp_path)
+    change, words = LIES[lie]
+    rewrite(tmp_path / "model.safetensors", change)
+    with pytest.raises(CheckpointError, match=words) as caught:
+        checkpoint.open(tmp_path)
+    assert "model.safetensors" in str(caught.value)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, 5000, -1])
+def test_a_truncated_file(tmp_path: Path, keep: int) -> None:
+    tiny_llama(tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(CheckpointError, match=r"truncated|too few") as caught:
+        checkpoint.open(tmp_path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_header_length_that_cannot_be(tmp_path: Path) -> None:
+    tiny_llama(tmp_path)
+    path = tmp_path / "model.safetensors"
+    raw = path.read_bytes()
+    path.write_bytes(struct.pack("<Q", 1 << 62) + raw[8:])
+    with pytest.raises(CheckpointError, match="more than the format allows"):
+        checkpoint.open(tmp_path)
+
+
+def test_random_damage_raises_nothing_else(tmp_path: Path) -> None:
+    """Bytes of the header changed at random: the file opens or CheckpointError says why; nothing else comes out."""
+    tiny_llama(tmp_path)
+    path = tmp_path / "model.safetensors"
+    raw = path.read_bytes()
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(400):
+        damaged = bytearray(raw)
+        for at in rng.integers(0, 2000, rng.integers(1, 6)):
+            damaged[at] = rng.integers(0, 256)
+        path.write_bytes(damaged)
+        try:
+            checkpoint.open(tmp_path)
+        except CheckpointError:
+            refused += 1
+    assert refused > 300
+
+
+def test_index_and_shards(tmp_path: Path) -> None:
+    tiny_llama(tmp_path, shards=3)
+    index = tmp_path / "model.safetensors.index.json"
+    good = json.loads(index.read_text())
+    first, second = sorted(set(good["weight_map"].values()))[:2]
+
+    def opened_with(change: Any, words: str) -> None:
+        changed = json.loads(json.dumps(good))
+        change(changed)
+        index.write_text(json.dumps(changed))
+        with pytest.raises(CheckpointError, match=words):
+            checkpoint.open(tmp_path)
+
+    opened_with(lambda i: i["weight_map"].update({"model.norm.weight": first}), "holds model.norm.weight")
+    opened_with(lambda i: i["weight_map"].update(ghost=first), "expects ghost")
+    opened_with(lambda i: i["weight_map"].pop("model.norm.weight"), "does not list")
+    opened_with(lambda i: i["weight_map"].update({"model.norm.weight": "../../secret.safetensors"}), "outside the folder")
+    opened_with(lambda i: i.update(weight_map=[]), "no map")
+    index.write_text("{")
+    with pytest.raises(CheckpointError, match="not JSON"):
+        checkpoint.open(tmp_path)
+    index.write_text(json.dumps(good))
+    (tmp_path / second).unlink()
+    with pytest.raises(CheckpointError, match=rf"index lists 3 files, 2 present: {second}"):
+        checkpoint.open(tmp_path)
+
+
+def test_what_is_no_checkpoint(tmp_path: Path) -> None:
+    def refused(folder: Path | str, words: str) -> None:
+        with pytest.raises(CheckpointError, match=words):
+            checkpoint.open(folder)
+
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    refused(empty, "no config.json")
+    refused(tmp_path / "absent", "no such folder")
+    refused("not/a/hub/id", "not a hub id")
+    (tmp_path / "file.bin").write_text("")
+    refused(tmp_path / "file.bin", "not a .gguf")
+    pickled = tmp_path / "pickled"
+    tiny_llama(pickled)
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    refused(pickled, "pickled weights")
+    ir = tmp_path / "ir"
+    ir.mkdir()
+    (ir / "openvino_model.xml").write_text("<net/>")
+    refused(ir, "already an OpenVINO model")
+    two = tmp_path / "two"
+    tiny_llama(two)
+    (two / "other.safetensors").write_bytes((two / "model.safetensors").read_bytes())
+    (two / "model.safetensors").rename(two / "another.safetensors")
+    refused(two, "2 safetensors files")
+    quantized = tmp_path / "quantized"
+    tiny_llama(quantized, quantization_config={"quant_method": "gptq"})
+    refused(quantized, "already quantized with gptq")
+    (quantized / "config.json").write_text("[")
+    refused(quantized, "not JSON")
+
+
+def test_a_hub_id_when_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(HubError, match="offline"):
+        checkpoint.open("nobody/nothing", cache_dir=tmp_path)
+
+
+def test_a_hub_id_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    snapshot = tmp_path / "models--some--model" / "snapshots" / ("a" * 40)
+    tiny_llama(snapshot)
+    refs = tmp_path / "models--some--model" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("a" * 40)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    opened = checkpoint.open("some/model", cache_dir=tmp_path)
+    assert opened.source == "some/model" and opened.folder == snapshot
+    assert checkpoint.open(**opened.open_arguments).tensors == opened.tensors
