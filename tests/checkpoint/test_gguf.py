@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from llmcomp import checkpoint
+from llmcomp.checkpoint.gguf_tokenizer import SPLITS
+from llmcomp.errors import CheckpointError, TokenizerError
+from tests.checkpoint.gguf_file import MERGES, vocabulary, write_gguf
+from tests.reference import bpe
+
+KINDS = [gguf.GGMLQuantizationType[n] for n in ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_1", "Q8_0")]
+SENTENCES = ["the thin other then", "In 1912, the 12 men ran.", "  spaces   and\n\nlines\t", "naïve café, ok"]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
+def test_rows_are_the_decoded_tensors(tmp_path: Path, kind: gguf.GGMLQuantizationType) -> None:
+    wanted = write_gguf(tmp_path / "m.gguf", kind)
+    opened = checkpoint.open(tmp_path / "m.gguf")
+    assert set(opened.tensors) == set(wanted)
+    for name, w in wanted.items():
+        assert opened.tensors[name].shape == w.shape
+        assert np.array_equal(opened.read(name).astype(np.float32), w), name
+        assert np.array_equal(opened.rows(name, 5, 11).astype(np.float32), w[5:11]), name
+
+
+def test_the_config_is_the_models(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf")
+    config = checkpoint.open(tmp_path / "m.gguf").config
+    wanted = {
+        "model_type": "llama",
+        "hidden_size": 96,
+        "head_dim": 16,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+    }
+    assert wanted.items() <= config.items() and config["vocab_size"] == 320
+
+
+def pieces(text: str, pre: str) -> list[str]:
+    """The pre-tokens, for texts where Python's regular expressions say it simply."""
+    words = r" ?[^\W\d_]+| ?[^\s\w]+|\s+(?!\S)|\s+"
+    digits = {"smollm": r"\d", "gpt-2": r" ?\d+"}[pre]
+    return re.findall(rf"{digits}|{words}", text)
+
+
+@pytest.mark.parametrize("text", SENTENCES)
+@pytest.mark.parametrize("pre", ["smollm", "gpt-2"])
+def test_a_sentence_gives_the_tokens_that_the_merges_give(tmp_path: Path, text: str, pre: str) -> None:
+    from transformers import AutoTokenizer
+
+    write_gguf(tmp_path / "m.gguf", pre=pre)
+    out = tmp_path / "out"
+    out.mkdir()
+    opened = checkpoint.open(tmp_path / "m.gguf")
+    opened.check_tokenizer()
+    opened.save_tokenizer(out)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    tokens, _ = vocabulary()
+    assert tokenizer(text).input_ids == bpe.encode(text, pieces(text, pre), tokens, MERGES)
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+    assert tokenizer("<|user|>hi").input_ids[0] == 1
+    assert tokenizer.eos_token_id == 1 and tokenizer.bos_token_id == 0 and tokenizer.chat_template
+
+
+def test_a_bos_token_is_put_in_front_where_the_file_says_so(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    write_gguf(tmp_path / "m.gguf", add_bos_token=True)
+    out = tmp_path / "out"
+    out.mkdir()
+    checkpoint.open(tmp_path / "m.gguf").save_tokenizer(out)
+    assert Tokenizer.from_file(str(out / "tokenizer.json")).encode("the").ids[0] == 0
+
+
+@pytest.mark.parametrize("pre", SPLITS)
+def test_every_known_pre_tokenizer_builds(tmp_path: Path, pre: str) -> None:
+    write_gguf(tmp_path / "m.gguf", pre=pre)
+    out = tmp_path / "out"
+    out.mkdir()
+    checkpoint.open(tmp_path / "m.gguf").save_tokenizer(out)
+    assert (out / "tokenizer.json").is_file()
+
+
+def test_tokenizers_that_cannot_be_rebuilt_are_refused(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "a.gguf", pre="deepseek-r1")
+    with pytest.raises(TokenizerError, match="deepseek-r1"):
+        checkpoint.open(tmp_path / "a.gguf").check_tokenizer()
+    write_gguf(tmp_path / "b.gguf", tokenizer="llama")
+    with pytest.raises(TokenizerError, match="'llama'"):
+        checkpoint.open(tmp_path / "b.gguf").check_tokenizer()
+
+
+def test_damage_is_called_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf(path)
+    raw = path.read_bytes()
+
+    def refused(data: bytes, words: str) -> None:
+        path.write_bytes(data)
+        with pytest.raises(CheckpointError, match=words) as caught:
+            checkpoint.open(path)
+        assert "m.gguf" in str(caught.value)
+
+    refused(raw[:-100], "truncated")
+    refused(raw[:200], "truncated")
+    refused(raw[:3], "too few")
+    refused(b"GGML" + raw[4:], "no GGUF file")
+    refused(raw[:4] + (9).to_bytes(4, "little") + raw[8:], "version 9")
+    refused(raw[:8] + (1 << 60).to_bytes(8, "little") + raw[16:], "claims")
+    write_gguf(path, architecture="mamba")
+    with pytest.raises(CheckpointError, match="mamba"):
+        checkpoint.open(path)
+
+
+def test_random_damage_raises_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf(path)
+    raw = path.read_bytes()
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        damaged = bytearray(raw)
+        for at in rng.integers(0, 8000, rng.integers(1, 6)):
+            damaged[at] = rng.integers(0, 256)
+        path.write_bytes(damaged)
+        try:
+            opened = checkpoint.open(path)
+            opened.check_tokenizer()
+        except CheckpointError:
+            pass
