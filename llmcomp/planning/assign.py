@@ -206,8 +206,9 @@ def _bits(layer: Layer, scheme: Scheme) -> float:
 
 
 def _bits_of_format(name: str, group: int, width: int) -> float:
-    parts = formats.get(name).parts((1, group if group > 0 else width), -1)
-    return 8 * sum(p.nbytes for p in parts) / (group if group > 0 else width)
+    """Bits per weight of a format whose group fits, eight channels together so that no nibble is lost to rounding."""
+    width = group if group > 0 else width
+    return 8 * sum(part.nbytes for part in formats.get(name).parts((8, width), -1)) / (8 * width)
 
 
 def _entry(layer: Layer, asked: _Asked) -> LayerPlan:
