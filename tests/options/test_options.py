@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmcomp.errors import OptionError
+from llmcomp.options import ExportOptions, IgnoredScope, Override, build, load_recipe, recipes
+from llmcomp.options.table import BY_FIELD, OPTIONS
+
+
+def test_the_table_and_the_options_agree() -> None:
+    fields = ExportOptions.model_fields
+    assert set(BY_FIELD) == set(fields)
+    for option in OPTIONS:
+        if option.field in ("model", "output") or option.default is None:
+            continue
+        assert fields[option.field].default == option.default, option.field
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"wieght_format": "int4"}, "weight_format"),
+        ({"ratio": 1.5}, "ratio"),
+        ({"ratio": float("nan")}, "ratio"),
+        ({"group_size": 0}, "at least one"),
+        ({"group_size": "many"}, "group_size"),
+        ({"backup_precision": "int3"}, "backup_precision"),
+        ({"override": ["q_proj"]}, "PATTERN=FORMAT"),
+        ({"override": ["*=int4:0"]}, "PATTERN=FORMAT"),
+        ({"ignored_scope": ["re:("]}, "regular expression"),
+        ({"ignored_scope": [""]}, "empty"),
+        ({"plan": Path("p"), "ratio": 0.5}, "--ratio"),
+        ({"plan": Path("p"), "recipe": "r"}, "--recipe"),
+    ],
+)
+def test_what_makes_no_sense_is_named(values: dict[str, object], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        ExportOptions(model="m", **values)
+
+
+def test_the_token_is_no_ones_business() -> None:
+    options = ExportOptions(model="m", token="hf_secret")
+    assert "hf_secret" not in repr(options) and "hf_secret" not in options.model_dump_json()
+
+
+def test_an_override_may_hold_an_equals_sign() -> None:
+    override = Override("re:.*(?=x)=int4_sym:32")
+    assert (override.rule.text, override.format, override.group_size) == ("re:.*(?=x)", "int4_sym", 32)
+    assert Override("*=int8").group_size is None and Override("a=int4:-1").group_size == -1
+
+
+def test_a_scope_in_nncfs_words() -> None:
+    scope = IgnoredScope.parse({"names": ["a"], "patterns": ["b.*"], "types": ["Gather"]})
+    assert [r.text for r in scope.rules()] == ["a", "re:b.*", "type:Gather"]
+    assert IgnoredScope.parse(["a", "re:b.*", "type:Gather"]).rules() == scope.rules()
+    with pytest.raises(OptionError, match="names"):
+        IgnoredScope.parse({"name": ["a"]})
+
+
+def recipe(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_the_command_line_overrides_a_recipe_and_extends_its_lists(tmp_path: Path) -> None:
+    name = recipe(tmp_path, "weight-format: int8\ngroup_size: 32\nignored_scope: [a]\n")
+    options = build({"model": "m", "recipe": name, "weight_format": "nf4", "ignored_scope": ["b"]})
+    assert (options.weight_format, options.group_size) == ("nf4", 32)
+    assert [r.text for r in options.ignored_scope.rules()] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("wieght_format: int4", "weight_format"),
+        ("model: x", "one run"),
+        ("token: x", "one run"),
+        ("trust_remote_code: true", "one run"),
+        ("- a", "not a mapping"),
+        ("a: [", "not YAML"),
+        ("ratio: 0.5\nratio: 0.6", "twice"),
+        ("!!python/object/apply:os.system ['true']", "not YAML"),
+    ],
+)
+def test_a_recipe_that_cannot_be(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        load_recipe(recipe(tmp_path, text))
+
+
+def test_the_shipped_recipes() -> None:
+    assert {"laptop-int4", "near-lossless-int8", "mixed-int4-int8"} <= set(recipes())
+    for name in recipes():
+        build({"model": "m", "recipe": name})
+    with pytest.raises(OptionError, match="laptop-int4"):
+        load_recipe("laptop-int5")
+
+
+def test_the_recipe_of_a_bare_export_is_what_it_says() -> None:
+    named, bare = build({"model": "m", "recipe": "laptop-int4"}), build({"model": "m"})
+    differing = {f for f in ExportOptions.model_fields if getattr(named, f) != getattr(bare, f)}
+    assert differing == {"recipe", "group_size"} and named.group_size == 64
