@@ -79,6 +79,8 @@ class ExportOptions(BaseModel):
             if self.recipe is not None or idle:
                 names = ", ".join(option.flags[0] for option in idle) or "--recipe"
                 raise OptionError(names, "a plan file already says what becomes of every layer", "Edit the plan file, or leave --plan out")
+            if not self.plan.is_file():
+                raise OptionError(f"--plan {self.plan}", "there is no such file", "Write one with `llmcomp plan MODEL -o FILE`")
         return self
 
 

@@ -1,8 +1,9 @@
 """From options to a plan.
 
 Who may get the main format is NNCF's rule: every MatMul but the last, and with `--all-layers` the last and the embeddings too; an 8-bit main
-format goes everywhere. What NNCF gets wrong and is otherwise here: ratio 0 means none; a ratio is met as nearly as the weights allow; a group
-never grows; what a group does not fit falls to the backup precision and not to float, unless float was asked for.
+format goes everywhere. Routers get the backup precision unless overridden, which NNCF leaves to its users. What NNCF gets wrong and is
+otherwise here: ratio 0 means none; a ratio is met as nearly as the weights allow; a group never grows; what a group does not fit falls to
+the backup precision and not to float, unless float was asked for.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from llmcomp.graph.layer import Layer
 from llmcomp.options import ExportOptions, Override, Rule
 from llmcomp.options.rules import did_you_mean
 from llmcomp.planning.plan import LayerPlan, Plan, Summary, summarize
+from llmcomp.planning.roles import is_router
 from llmcomp.planning.scheme import FLOATS, Scheme, layer_bytes
 from llmcomp.planning.select import nearest_subset
 
@@ -64,11 +66,20 @@ def check_options(options: ExportOptions) -> None:
     """What can be refused without a model.
 
     Raises:
-        OptionError: an unknown format in --weight-format or --override.
+        OptionError: an unknown format in --weight-format or --override, or options that contradict it.
     """
-    resolve(options.weight_format, options.sym)
+    main = resolve(options.weight_format, options.sym)
+    if options.sym and main.endswith("_asym"):
+        raise OptionError("--sym", f"{main} is asymmetric by name", f"Use --weight-format {main.removesuffix('asym')}sym, or drop --sym")
+    low = main not in FLOATS and formats.get(main).bits < 8
+    if not low and options.ratio != 1:
+        raise OptionError(f"--ratio {options.ratio:g}", f"{main} is no smaller than the backup, so nothing is to mix", "Use --ratio 1")
+    if not low and options.group_size not in (None, -1):
+        scales = "no scales" if main in FLOATS else "one scale for each output channel"
+        raise OptionError(f"--group-size {options.group_size}", f"{main} has {scales}", "Use --group-size -1")
     for override in options.overrides:
-        resolve(override.format, options.sym)
+        if resolve(override.format, options.sym) in FLOATS and override.group_size is not None:
+            raise OptionError(f"override '{override.text}'", f"{override.format} has no groups", "Leave the group size out")
 
 
 def needs_scores(options: ExportOptions) -> bool:
@@ -81,9 +92,11 @@ def make_plan(layers: Sequence[Layer], options: ExportOptions, scores: Mapping[s
     """The plan for these layers. `scores` (layer name -> sensitivity, high keeps precision) are needed if `needs_scores(options)`.
 
     Raises:
+        OptionError: as `check_options`, or scores are missing.
         RuleError: a rule matches nothing, or everything.
         GroupSizeError: with fallback `error`, all layers that the group does not divide.
     """
+    check_options(options)
     main = resolve(options.weight_format, options.sym)
     ignored = {layer.name: rule for rule in _ignore_rules(options, layers) for layer in layers if _matches(rule, layer)}
     overridden = {layer.name: o for o in _overrides(options, layers) for layer in layers if _matches(o.rule, layer)}
@@ -144,6 +157,8 @@ class _Planner:
             return self.backup(layer, "embedding" + (" tied to the last layer" if layer.last else ""))
         if not everywhere and layer.last:
             return self.backup(layer, "last layer")
+        if formats.get(self.main).bits < 8 and is_router(layer):
+            return self.backup(layer, "router")
         return self.fit(layer, _Asked(self.main, self.group, ""))
 
     def of_override(self, override: Override) -> _Asked:

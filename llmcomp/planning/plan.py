@@ -12,14 +12,15 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from llmcomp import formats
 from llmcomp.errors import GroupSizeError, OptionError
 from llmcomp.graph.layer import Layer
-from llmcomp.options.rules import did_you_mean
+from llmcomp.options.rules import did_you_mean, near
+from llmcomp.planning.roles import is_router
 from llmcomp.planning.scheme import FLOATS, Scheme, layer_bytes
 
 VERSION = 1
 
 
 class LayerPlan(BaseModel):
-    """What becomes of one layer. `format` is a number format or one of keep, fp16, fp32; `bytes` are exact and recomputed when read."""
+    """What becomes of one layer. `format` is a number format or one of keep, fp16, fp32; `bytes` are exact, and computed anew when read."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -27,8 +28,8 @@ class LayerPlan(BaseModel):
     tensor: str
     shape: tuple[int, ...]
     format: str
-    group_size: int
-    bytes: int
+    group_size: int = -1
+    bytes: int = 0
     reason: str = ""
 
     @property
@@ -70,7 +71,7 @@ class Plan(BaseModel):
 
     @classmethod
     def from_json(cls, text: str, where: str = "plan") -> Plan:
-        """Raises OptionError: not JSON, an unknown key, a value of the wrong kind, another version."""
+        """Raises OptionError: not JSON, an unknown key, a value of the wrong kind, another version, two lines for one layer."""
         try:
             plan = cls.model_validate(json.loads(text))
         except ValidationError as error:
@@ -81,20 +82,26 @@ class Plan(BaseModel):
             raise OptionError(where, f"it is not JSON ({error})", "Mend the file, or write it anew with `llmcomp plan`") from None
         if plan.version != VERSION:
             raise OptionError(where, f"it has version {plan.version}, this llmcomp reads {VERSION}", "Write it anew with `llmcomp plan`")
+        name, count = Counter(entry.name for entry in plan.layers).most_common(1)[0] if plan.layers else ("", 0)
+        if count > 1:
+            raise OptionError(f"{where}, layer {name}", f"it stands there {count} times", "Leave one of the lines")
         return plan
 
     def check_against(self, layers: Sequence[Layer], where: str = "plan") -> Plan:
         """This plan for these layers, its bytes and totals computed anew.
 
         Raises:
-            OptionError: a layer is missing, unknown, of another shape, or a format does not exist or does not fit.
+            OptionError: a layer is missing, unknown, of another tensor or shape, or a format does not exist or does not fit.
             GroupSizeError: a group size that does not divide its layer.
         """
+        _check_format(self.main, f"{where}, main")
         planned = {entry.name: entry for entry in self.layers}
         known = {layer.name: layer for layer in layers}
         for name in planned:
             if name not in known:
-                raise OptionError(f"{where}, layer {name}", "the model has no such layer", did_you_mean(name, list(known)[:200]))
+                found = near(name, known)
+                remedy = f"Did you mean {' or '.join(found)}?" if found else "This plan is for another model"
+                raise OptionError(f"{where}, layer {name}", "the model has no such layer", remedy)
         missing = [name for name in known if name not in planned]
         if missing:
             raise OptionError(
@@ -116,13 +123,21 @@ class Plan(BaseModel):
         return next(e for e in self.layers if (e.format, e.group_size) == (name, group))
 
 
+def _check_format(name: str, place: str) -> None:
+    if name not in FLOATS and not formats.exists(name):
+        raise OptionError(place, f"no format {name!r}", did_you_mean(name, [*formats.names(), *FLOATS]))
+
+
 def _checked(entry: LayerPlan, layer: Layer, where: str) -> LayerPlan:
     place = f"{where}, layer {entry.name}"
-    if tuple(entry.shape) != tuple(layer.shape):
-        raise OptionError(place, f"it says {list(entry.shape)}, the model has {list(layer.shape)}", "This plan is for another model")
-    if entry.format not in FLOATS:
-        if not formats.exists(entry.format):
-            raise OptionError(place, f"no format {entry.format!r}", did_you_mean(entry.format, [*formats.names(), *FLOATS]))
+    for said, true in ((list(entry.shape), list(layer.shape)), (entry.tensor, layer.tensor)):
+        if said != true:
+            raise OptionError(place, f"it says {said}, the model has {true}", "This plan is for another model")
+    _check_format(entry.format, place)
+    if entry.format in FLOATS:
+        # Who edits a line into `keep` does not think of the group size beside it.
+        entry = entry.model_copy(update={"group_size": -1})
+    else:
         if entry.group_size != -1 and (entry.group_size < 1 or layer.shape[-1] % entry.group_size):
             raise GroupSizeError(place, f"group size {entry.group_size} does not divide {layer.shape[-1]}", "Use a divisor, or -1")
         if "Gather" in layer.ops and not formats.get(entry.format).for_embeddings:
@@ -130,11 +145,15 @@ def _checked(entry: LayerPlan, layer: Layer, where: str) -> LayerPlan:
     return entry.model_copy(update={"bytes": layer_bytes(layer, entry.scheme)})
 
 
+def _spared(layer: Layer) -> bool:
+    return "Gather" in layer.ops or layer.last or is_router(layer)
+
+
 def summarize(entries: Sequence[LayerPlan], layers: Sequence[Layer], main: str, requested: Summary | None = None) -> Summary:
-    """Totals of a plan. `ratio` counts what may have the main format: layers that are neither table nor last, or all that have it."""
+    """Totals of a plan. `ratio` counts what may have the main format: layers that are neither table, last nor router, or all that have it."""
     weights = sum(layer.size for layer in layers)
     stored = sum(entry.bytes for entry in entries)
-    inner = [(e, layer) for e, layer in zip(entries, layers, strict=True) if e.format == main or not ("Gather" in layer.ops or layer.last)]
+    inner = [(e, layer) for e, layer in zip(entries, layers, strict=True) if e.format == main or not _spared(layer)]
     counted = sum(layer.size for _, layer in inner)
     in_main = sum(layer.size for e, layer in inner if e.format == main)
     return Summary(

@@ -31,6 +31,7 @@ def test_the_table_and_the_options_agree() -> None:
         ({"override": ["*=int4:0"]}, "PATTERN=FORMAT"),
         ({"ignored_scope": ["re:("]}, "regular expression"),
         ({"ignored_scope": [""]}, "empty"),
+        ({"plan": Path("no-such-plan")}, "no such file"),
         ({"plan": Path("p"), "ratio": 0.5}, "--ratio"),
         ({"plan": Path("p"), "recipe": "r"}, "--recipe"),
     ],

@@ -7,7 +7,7 @@ import pytest
 from llmcomp.errors import GroupSizeError, OptionError, RuleError
 from llmcomp.graph.layer import Layer
 from llmcomp.options import ExportOptions
-from llmcomp.planning import Plan, Scheme, layer_bytes, make_plan, needs_scores
+from llmcomp.planning import Plan, Scheme, check_options, layer_bytes, make_plan, needs_scores
 from tests.planning.layers import layer, model
 
 
@@ -180,3 +180,43 @@ def test_overrides_obey_the_same_group_rules() -> None:
 def test_an_override_of_a_table_stays_readable() -> None:
     found = plan(model(), override=["*embed*=nf4"])
     assert found.layers[0].format == "int8_asym" and "cannot be looked up" in found.layers[0].reason
+
+
+def test_routers_are_spared() -> None:
+    routers = [
+        layer(f"model.layers.0.{n}", 8, 128) for n in ("mlp.gate", "block_sparse_moe.gate", "mlp.router", "feed_forward.router.layer")
+    ]
+    # A gated MLP's wide gate, a layer that only sounds alike.
+    others = [layer("model.layers.0.mlp.gate_proj", 256, 128), layer("model.layers.1.mlp.gate", 256, 128)]
+    found = plan([*model(), *routers, *others])
+    schemes = formats(found)
+    assert {schemes[r.name] for r in routers} == {"int8_asym"} and {schemes[o.name] for o in others} == {"int4_asym"}
+    assert next(e.reason for e in found.layers if e.name == routers[0].name) == "router"
+    assert found.summary.ratio == 1.0
+    assert formats(plan([*model(), *routers], all_layers=True))[routers[0].name] == "int8_asym"
+    assert formats(plan([*model(), *routers], override=["*mlp.gate=int4_sym"]))[routers[0].name] == "int4_sym"
+    assert formats(plan([*model(), *routers], weight_format="int8", sym=True))[routers[0].name] == "int8_sym"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"weight_format": "int8", "ratio": 0.8}, "--ratio 0.8"),
+        ({"weight_format": "fp16", "ratio": 0.0}, "--ratio 0"),
+        ({"weight_format": "int8", "group_size": 64}, "one scale for each output channel"),
+        ({"weight_format": "fp32", "group_size": 64}, "no scales"),
+        ({"weight_format": "int4_asym", "sym": True}, "--weight-format int4_sym"),
+        ({"override": ["*q_proj=fp16:64"]}, "no groups"),
+        ({"override": ["*q_proj=int44"]}, "int44"),
+    ],
+)
+def test_options_that_contradict_each_other(options: dict[str, Any], words: str) -> None:
+    """An option that would do nothing is refused before work begins, not ignored."""
+    for refuse in (check_options, lambda o: make_plan(model(), o, {})):
+        with pytest.raises(OptionError, match=words):
+            refuse(ExportOptions(model="m", **options))
+
+
+def test_what_the_format_says_anyway_may_be_said() -> None:
+    for options in ({"weight_format": "int8", "ratio": 1.0, "group_size": -1}, {"weight_format": "nf4", "sym": True}):
+        check_options(ExportOptions(model="m", **options))

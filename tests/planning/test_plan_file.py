@@ -29,6 +29,19 @@ def test_an_edit_is_taken_and_its_bytes_are_counted_anew() -> None:
     assert plan.summary.bytes == sum(e.bytes for e in plan.layers) and plan.summary.ratio == round(5 / 6, 6)
 
 
+def test_a_line_edited_into_a_float_may_keep_its_group_and_its_bytes() -> None:
+    plan = edited(lambda d: d["layers"][1].update(format="keep"))
+    assert (plan.layers[1].group_size, plan.layers[1].bytes) == (-1, 2 * 64 * 128)
+    assert edited(lambda d: d["layers"][1].pop("bytes")).layers[1].bytes == 4096 + 256 + 64
+
+
+def test_a_misspelt_name_is_found_far_down() -> None:
+    data = make_plan(model(blocks=90), ExportOptions(model="m")).to_json().replace('"model.layers.89.up_proj"', '"model.layers.89.up_porj"')
+    with pytest.raises(OptionError, match=r"Did you mean model\.layers\.89\.up_proj") as caught:
+        Plan.from_json(data).check_against(model(blocks=90))
+    assert len(str(caught.value)) < 300
+
+
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
@@ -37,6 +50,10 @@ def test_an_edit_is_taken_and_its_bytes_are_counted_anew() -> None:
         (lambda d: d["layers"][0].update(format="nf4", group_size=64), OptionError, "looked up"),
         (lambda d: d["layers"][1].update(shape=[64, 64]), OptionError, "another model"),
         (lambda d: d["layers"][1].update(name="model.layers.0.q_porj"), OptionError, r"model\.layers\.0\.q_proj"),
+        (lambda d: d["layers"][1].update(name="zzz"), OptionError, "another model"),
+        (lambda d: d["layers"][1].update(tensor="other.weight"), OptionError, r"other\.weight"),
+        (lambda d: d["layers"].append(d["layers"][0]), OptionError, r"embed_tokens.* 2 times"),
+        (lambda d: d.update(main="int5"), OptionError, "main.* 'int5'"),
         (lambda d: d["layers"].pop(), OptionError, "lacks 1 of"),
         (lambda d: d["layers"][1].update(colour="red"), OptionError, r"layers\.1\.colour"),
         (lambda d: d.update(version=99), OptionError, "version 99"),
