@@ -33,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser, command: str, model_flag: boo
 def _add(group: argparse._ArgumentGroup, option: Option, flags: tuple[str, ...]) -> None:
     settings: dict[str, Any] = {"help": _help(option)}
     if option.kind == "switch":
-        settings |= {"action": "store_true", "default": argparse.SUPPRESS}
+        # What a recipe can switch on, the command line can switch off.
+        both = option.in_recipe and not option.field.startswith("no_")
+        settings |= {"action": argparse.BooleanOptionalAction if both else "store_true", "default": argparse.SUPPRESS}
     else:
         settings["metavar"] = option.metavar or (None if option.choices else option.field.upper())
         if option.choices:

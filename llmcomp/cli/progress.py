@@ -96,10 +96,10 @@ class Bar(Quiet):
         self.progress.update(self.task, description=f"compress {name[-40:]}")
 
     def note(self, text: str) -> None:
-        self.console.print(f"  {text}", soft_wrap=True)
+        self.console.print(f"  {text}", soft_wrap=True, markup=False)
 
     def warn(self, text: str) -> None:
-        self.console.print(f"[yellow]warning:[/yellow] {text}", soft_wrap=True)
+        self.console.print(f"warning: {text}", style="yellow", soft_wrap=True, markup=False)
 
 
 class Log(Face):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def print_result(result: Result) -> None:
     console.print(f"verified: {report['verified']}")
     stages = ", ".join(f"{name} {seconds:.1f}" for name, seconds in report["seconds"].items())
     console.print(f"seconds: {stages}", soft_wrap=True)
-    console.print(f"[bold]{result.output}[/bold] is ready; report.md there tells about every layer", soft_wrap=True)
+    console.print(f"[bold]{escape(str(result.output))}[/bold] is ready; report.md there tells about every layer", soft_wrap=True)
 
 
 def print_forecast(forecast: Forecast) -> None:
@@ -58,4 +59,4 @@ def print_inspection(folder: Path, found: Inspection) -> None:
     console.print(table)
     console.print(f"{found.bits_per_weight:.3f} bits per weight; {_mib(found.bin_bytes)} in openvino_model.bin; made by {found.made_by}")
     if found.report is not None:
-        console.print(f"source {found.report['source']}; verified: {found.report['verified']}", soft_wrap=True)
+        console.print(f"source {escape(str(found.report['source']))}; verified: {found.report['verified']}", soft_wrap=True)
