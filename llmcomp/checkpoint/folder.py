@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from llmcomp.checkpoint.checkpoint import Checkpoint, TensorInfo
 from llmcomp.checkpoint.header import read_header
+from llmcomp.checkpoint.mapped import map_bytes
 from llmcomp.errors import CheckpointError, TokenizerError
 
 INDEX = "model.safetensors.index.json"
@@ -35,18 +36,17 @@ NUMPY = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dt
 
 
 class FolderCheckpoint(Checkpoint):
-    """Opens headers only; `rows` are views into mapped files."""
+    """Opens headers only; `rows` maps those rows and no more."""
 
     def __init__(self, folder: Path, source: str) -> None:
         self.folder: Path = folder
         self.source = source
-        self.open_arguments = {}
+        self.open_arguments = {"source": str(folder)}
         self.config = _config(folder)
         _refuse_quantized(folder, self.config)
         self.generation_config = _json(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else None
         self.tensors = _tensors(folder)
         self.side_files = [p for p in (folder / n for n in SIDE_FILES) if p.is_file()] + sorted(folder.glob("*.py"))
-        self._maps: dict[Path, NDArray[np.uint8]] = {}
 
     def rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
         info = self.tensors[name]
@@ -54,13 +54,14 @@ class FolderCheckpoint(Checkpoint):
             raise CheckpointError(
                 f"{info.file}: tensor {name}", f"{info.dtype} weights are not read", "Use a float32, float16 or bfloat16 checkpoint"
             )
-        if info.file not in self._maps:
-            # Copy-on-write: never written, but the runtime's tensors share memory only with arrays that are not read-only.
-            self._maps[info.file] = np.memmap(info.file, np.uint8, "c")
+        if not info.shape:
+            return map_bytes(info.file, info.begin, info.end).view(NUMPY[info.dtype]).reshape(())
+        start, stop, _ = slice(start, stop).indices(info.shape[0])
+        count = max(stop - start, 0)
+        size = (info.end - info.begin) // max(info.shape[0], 1)
         # Offsets may be unaligned in old files; numpy reads such views correctly.
-        whole = self._maps[info.file][info.begin : info.end].view(np.ndarray)
-        whole = np.frombuffer(whole, NUMPY[info.dtype]).reshape(info.shape)
-        return whole[start:stop] if info.shape else whole
+        raw = map_bytes(info.file, info.begin + start * size, info.begin + (start + count) * size)
+        return raw.view(NUMPY[info.dtype]).reshape(count, *info.shape[1:])
 
     def check_tokenizer(self) -> None:
         if not any((self.folder / name).is_file() for name in TOKENIZERS):
@@ -171,4 +172,15 @@ def _indexed(folder: Path) -> dict[str, TensorInfo]:
             + (f", and {len(lost) - 1} more" if len(lost) > 1 else ""),
             "Index and shards are of different versions: download both again",
         )
+    _check_total(folder / INDEX, index.get("metadata"), sum(t.end - t.begin for t in tensors.values()))
     return tensors
+
+
+def _check_total(path: Path, metadata: Any, held: int) -> None:
+    told = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if isinstance(told, int | float) and told != held:
+        raise CheckpointError(
+            str(path),
+            f"it says total_size {told}, and the tensors of its shards have {held} bytes",
+            "Download index and shards again; if the shards are right, correct total_size in the index or remove it",
+        )

@@ -28,7 +28,7 @@ class GGUFCheckpoint(Checkpoint):
 
     def __init__(self, path: Path, source: str) -> None:
         self.path, self.source, self.folder = path, source, None
-        self.open_arguments = {}
+        self.open_arguments = {"source": str(path)}
         self.side_files = []
         self.metadata, stored = read_gguf(path)
         self._stored: dict[str, GGUFTensor] = {}

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from llmcomp.errors import CheckpointError, HubError
 
-WANTED = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]
-UNWANTED = ["*/*", "*.onnx*", "original/*"]
+WANTED = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]
+UNWANTED = ["*/*", "consolidated*.safetensors"]
+"""Other layouts of the same weights: subfolders, and the files of Mistral's own runtime."""
 ASK_SECONDS = 4.0
 """How long the hub may take to answer the first question; an export must not hang before it has begun."""
 REMEDY = "Check the network, or give a local folder; a model that is in the hub client's cache works offline"
 
 
-def download(repo: str, revision: str | None, token: str | None, cache_dir: str | Path | None) -> Path:
-    """The folder of the snapshot; from the cache alone where the hub cannot be reached.
+def download(repo: str, revision: str | None, token: str | None, cache_dir: str | Path | None, offline: bool) -> Path:
+    """The folder of the snapshot; from the cache alone when `offline`, or where the hub cannot be reached.
 
     Raises:
-        HubError: unreachable and not cached, unknown, gated, or refused.
+        HubError: unreachable and not cached, unknown, gated, refused, or the download broke off.
         CheckpointError: the repository has no safetensors weights.
     """
     import huggingface_hub as hub
     from huggingface_hub import constants, errors
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo)
+    except errors.HFValidationError as error:
+        raise HubError(repo, f"no such folder, and not a valid hub id either ({error})", "Check the name") from None
 
     def snapshot(local: bool) -> Path:
         return Path(
@@ -36,35 +46,79 @@ def download(repo: str, revision: str | None, token: str | None, cache_dir: str 
             )
         )
 
-    if constants.HF_HUB_OFFLINE:
-        return _cached(repo, snapshot, "the hub client is set to offline (HF_HUB_OFFLINE)")
+    def cached(reason: str) -> Path:
+        try:
+            return snapshot(True)
+        except (errors.LocalEntryNotFoundError, OSError):
+            raise HubError(repo, f"no such folder; {reason}, and the model is not in the cache", REMEDY) from None
+
+    if offline or constants.HF_HUB_OFFLINE:
+        return cached("the hub is not asked (offline)")
     try:
-        info = hub.HfApi().model_info(repo, revision=revision, token=token, timeout=ASK_SECONDS)
-        names = [f.rfilename for f in info.siblings or []]
-        if not any(n.endswith(".safetensors") for n in names):
-            held = ", ".join(sorted({Path(n).suffix for n in names if Path(n).suffix in (".bin", ".pt", ".gguf", ".onnx")})) or "no weights"
-            raise CheckpointError(repo, f"the repository has no safetensors files ({held})", "Choose a repository with safetensors weights")
-        return snapshot(False)
+        info = _within(ASK_SECONDS, lambda: hub.HfApi().model_info(repo, revision=revision, token=token, timeout=ASK_SECONDS))
     except errors.GatedRepoError:
         raise HubError(repo, "its owner asks you to accept terms first", "Accept them on the model's page, then give --token") from None
     except errors.RevisionNotFoundError:
         raise HubError(repo, f"it has no revision {revision!r}", "Check --revision") from None
     except errors.RepositoryNotFoundError:
-        raise HubError(repo, "the hub knows no such model, or it is private", "Check the name, or give --token") from None
-    except errors.HFValidationError as error:
-        raise HubError(repo, f"not a valid hub id ({error})", "Check the name, or give a folder that exists") from None
-    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError) as error:
-        return _cached(repo, snapshot, f"the hub cannot be reached ({type(error).__name__})")
-    except Exception as error:  # the client's HTTP library has its own hierarchy
-        if type(error).__module__.split(".")[0] not in ("httpx", "httpcore", "requests", "urllib3"):
+        raise HubError(
+            repo, "no such folder, and the hub knows no such model, or it is private", "Check the name, or give --token"
+        ) from None
+    except Exception as error:
+        if not _is_network(error):
             raise
-        return _cached(repo, snapshot, f"the hub cannot be reached ({type(error).__name__})")
+        return cached(f"the hub cannot be reached ({_tell(error)})")
+    _check_files(repo, [f.rfilename for f in info.siblings or []])
+    try:
+        return snapshot(False)
+    except Exception as error:
+        if not _is_network(error):
+            raise
+        raise HubError(repo, f"the download broke off ({_tell(error)})", "Repeat the command: files that are complete are kept") from None
 
 
-def _cached(repo: str, snapshot: object, reason: str) -> Path:
+def _check_files(repo: str, names: list[str]) -> None:
+    weights = [n for n in names if n.endswith(".safetensors") and "/" not in n and not n.startswith("consolidated")]
+    if not weights:
+        kinds = {Path(n).suffix for n in names} & {".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack"}
+        held = f"only {', '.join(sorted(kinds))}" if kinds else "no weights"
+        remedy = "Choose a repository with safetensors weights; of a .gguf, download the file and give its path; pickles are never opened"
+        raise CheckpointError(repo, f"the repository has no safetensors files of a Hugging Face model ({held})", remedy)
+    if "config.json" not in names:
+        raise CheckpointError(repo, "the repository has no config.json", "Choose the repository of the whole model; an adapter is not one")
+
+
+def _within(seconds: float, ask: Callable[[], Any]) -> Any:
+    """The answer of `ask`, or TimeoutError. The client's own limit starts anew for each address of the hub, and not before its name is found."""
+    answer: list[Any] = []
+    trouble: list[Exception] = []
+
+    def run() -> None:
+        try:
+            answer.append(ask())
+        except Exception as error:
+            trouble.append(error)
+
+    # A daemon: a question that hangs must not keep the process from ending.
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if trouble:
+        raise trouble[0]
+    if not answer:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return answer[0]
+
+
+def _is_network(error: Exception) -> bool:
+    """Also the disk: OSError. The client's HTTP library, which has changed once, has its own hierarchy."""
     from huggingface_hub import errors
 
-    try:
-        return snapshot(True)  # type: ignore[operator]
-    except (errors.LocalEntryNotFoundError, OSError):
-        raise HubError(repo, f"{reason}, and the model is not in the cache", REMEDY) from None
+    foreign = type(error).__module__.split(".")[0] in ("httpx", "httpcore", "requests", "urllib3")
+    return foreign or isinstance(error, (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError))
+
+
+def _tell(error: Exception) -> str:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    lines = str(error).strip().splitlines()
+    return f"it answers {status}" if status else (lines[0][:200] if lines else type(error).__name__)

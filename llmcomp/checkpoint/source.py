@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 from llmcomp.checkpoint.checkpoint import Checkpoint
 from llmcomp.checkpoint.folder import FolderCheckpoint
@@ -14,9 +13,13 @@ HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]
 
 
 def open(
-    source: str | Path, revision: str | None = None, token: str | None = None, cache_dir: str | Path | None = None, **_: Any
+    source: str | Path,
+    revision: str | None = None,
+    token: str | None = None,
+    cache_dir: str | Path | None = None,
+    offline: bool = False,
 ) -> Checkpoint:
-    """Open a folder, a .gguf file or a hub id.
+    """Open a folder, a .gguf file or a hub id; all but `source` is for hub ids. `offline` takes the cache and asks nobody.
 
     Raises:
         CheckpointError: it is none of these, or a file of it is wrong.
@@ -39,7 +42,4 @@ def open(
         raise CheckpointError(str(source), "no such folder or file, and not a hub id either", "Check the path")
     from llmcomp.checkpoint.hub import download
 
-    folder = download(str(source), revision, token, cache_dir)
-    checkpoint = FolderCheckpoint(folder, str(source))
-    checkpoint.open_arguments = {"source": str(folder)}
-    return checkpoint
+    return FolderCheckpoint(download(str(source), revision, token, cache_dir, offline), str(source))

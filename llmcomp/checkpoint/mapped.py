@@ -1,0 +1,29 @@
+"""Bytes of a file as memory, for as long as somebody looks at them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcomp.errors import CheckpointError
+
+
+def map_bytes(file: Path, begin: int, end: int) -> NDArray[np.uint8]:
+    """Bytes [begin, end) of `file`, 1-D; the mapping ends with the last array that looks at it.
+
+    Copy-on-write rather than read-only, because the runtime shares memory only with writable arrays; nothing is written. The system may
+    set aside memory for all that such a mapping could change, so it must never be a whole file.
+
+    Raises:
+        CheckpointError: the file is gone or shorter than it was when its header was read.
+    """
+    if begin == end:
+        return np.zeros(0, np.uint8)
+    try:
+        return np.memmap(file, np.uint8, "c", begin, (end - begin,)).view(np.ndarray)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            str(file), f"it can no longer be read ({error})", "Do not move or change a checkpoint while it is in use"
+        ) from None
