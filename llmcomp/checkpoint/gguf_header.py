@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import struct
 from dataclasses import dataclass
@@ -100,7 +101,10 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
         metadata: dict[str, Any] = {}
         for _ in range(value_count):
             key = reader.string()
+            if key in metadata:
+                raise reader.wrong(f"the header gives {key[:200]} twice")
             metadata[key] = reader.value(int(reader.take("I")))
+        _refuse_part(path, metadata)
         entries = [_entry(reader) for _ in range(tensor_count)]
         alignment = metadata.get("general.alignment", 32)
         if type(alignment) is not int or alignment < 1 or alignment > 1 << 20:
@@ -111,13 +115,24 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
         block = next(((items, nbytes) for known, (items, nbytes) in GGML_QUANT_SIZES.items() if known == kind), None)
         if block is None:
             raise CheckpointError(str(path), f"tensor {name} has the unknown type {kind}", "A newer gguf package may know it")
-        if not dims or dims[0] % block[0] or name in tensors:
-            raise CheckpointError(str(path), f"header: tensor {name}: shape {dims} does not fit its type, or it is named twice", DAMAGED)
+        if name in tensors:
+            raise CheckpointError(str(path), f"header: tensor {name} is named twice", DAMAGED)
+        if not dims or 0 in dims or dims[0] % block[0]:
+            raise CheckpointError(str(path), f"header: tensor {name}: shape {dims} does not fit its type", DAMAGED)
         nbytes = prod(dims) // block[0] * block[1]
         if base + offset + nbytes > size:
             raise CheckpointError(str(path), f"truncated: tensor {name} ends at {base + offset + nbytes} and the file at {size}", DAMAGED)
         tensors[name] = GGUFTensor(name, kind, tuple(reversed(dims)), base + offset, base + offset + nbytes)
+    for before, after in itertools.pairwise(sorted(tensors.values(), key=lambda t: t.begin)):
+        if after.begin < before.end:
+            raise CheckpointError(str(path), f"header: tensor {after.name} overlaps {before.name}", DAMAGED)
     return metadata, tensors
+
+
+def _refuse_part(path: Path, metadata: dict[str, Any]) -> None:
+    parts = metadata.get("split.count", 1)
+    if type(parts) is int and parts > 1:
+        raise CheckpointError(str(path), f"it is one of {parts} parts of a model", "Merge them into one file (llama-gguf-split --merge)")
 
 
 def _entry(reader: _Reader) -> tuple[str, list[int], int, int]:

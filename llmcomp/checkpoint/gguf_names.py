@@ -26,31 +26,29 @@ BLOCK = {
 }
 """`blk.N.KEY.weight|bias` -> `model.layers.N.VALUE.weight|bias`."""
 
-CONFIG = {
-    "context_length": "max_position_embeddings",
-    "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size",
-    "embedding_length": "hidden_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "rope.freq_base": "rope_theta",
+CONFIG: dict[str, tuple[str, type]] = {
+    "context_length": ("max_position_embeddings", int),
+    "block_count": ("num_hidden_layers", int),
+    "feed_forward_length": ("intermediate_size", int),
+    "embedding_length": ("hidden_size", int),
+    "attention.head_count": ("num_attention_heads", int),
+    "attention.head_count_kv": ("num_key_value_heads", int),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", float),
+    "rope.freq_base": ("rope_theta", float),
 }
-"""`ARCH.KEY` -> config.json."""
+"""`ARCH.KEY` -> key of config.json, and its type."""
 
 
 @dataclass(frozen=True)
 class Architecture:
     model_type: str
     architecture: str
-    head_dim: str
-    """Metadata key of the size of a head."""
     permuted: bool
     """llama.cpp interleaves the rows of q and k for its rotary embedding."""
 
 
 ARCHITECTURES = {
-    "llama": Architecture("llama", "LlamaForCausalLM", "rope.dimension_count", True),
-    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", "attention.key_length", False),
-    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", "attention.key_length", False),
+    "llama": Architecture("llama", "LlamaForCausalLM", True),
+    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", False),
+    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", False),
 }

@@ -1,20 +1,21 @@
 from __future__ import annotations
 
-import re
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 
 from llmcomp import checkpoint
-from llmcomp.checkpoint.gguf_tokenizer import SPLITS
+from llmcomp.checkpoint.gguf import GGUFCheckpoint
+from llmcomp.checkpoint.gguf_tokenizer import build, check_gguf_tokenizer
 from llmcomp.errors import CheckpointError, TokenizerError
 from tests.checkpoint.gguf_file import MERGES, vocabulary, write_gguf
+from tests.checkpoint.pieces import SENTENCES, pieces
 from tests.reference import bpe
 
 KINDS = [gguf.GGMLQuantizationType[n] for n in ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_1", "Q8_0")]
-SENTENCES = ["the thin other then", "In 1912, the 12 men ran.", "  spaces   and\n\nlines\t", "naïve café, ok"]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
@@ -42,19 +43,12 @@ def test_the_config_is_the_models(tmp_path: Path) -> None:
     assert wanted.items() <= config.items() and config["vocab_size"] == 320
 
 
-def pieces(text: str, pre: str) -> list[str]:
-    """The pre-tokens, for texts where Python's regular expressions say it simply."""
-    words = r" ?[^\W\d_]+| ?[^\s\w]+|\s+(?!\S)|\s+"
-    digits = {"smollm": r"\d", "gpt-2": r" ?\d+"}[pre]
-    return re.findall(rf"{digits}|{words}", text)
-
-
 @pytest.mark.parametrize("text", SENTENCES)
-@pytest.mark.parametrize("pre", ["smollm", "gpt-2"])
+@pytest.mark.parametrize("pre", ["smollm", "gpt-2", "llama-bpe", "qwen2"])
 def test_a_sentence_gives_the_tokens_that_the_merges_give(tmp_path: Path, text: str, pre: str) -> None:
     from transformers import AutoTokenizer
 
-    write_gguf(tmp_path / "m.gguf", pre=pre)
+    write_gguf(tmp_path / "m.gguf", pre=pre, add_bos_token=False)
     out = tmp_path / "out"
     out.mkdir()
     opened = checkpoint.open(tmp_path / "m.gguf")
@@ -68,23 +62,45 @@ def test_a_sentence_gives_the_tokens_that_the_merges_give(tmp_path: Path, text: 
     assert tokenizer.eos_token_id == 1 and tokenizer.bos_token_id == 0 and tokenizer.chat_template
 
 
-def test_a_bos_token_is_put_in_front_where_the_file_says_so(tmp_path: Path) -> None:
-    from tokenizers import Tokenizer
+@pytest.mark.parametrize(
+    ("pre", "said", "wanted"),
+    [
+        ("smollm", {}, [5]),
+        ("smollm", {"add_bos_token": True}, [0, 5]),
+        ("smollm", {"add_bos_token": True, "add_eos_token": True}, [0, 5, 1]),
+        ("llama-bpe", {}, [0, 5]),
+        ("llama-bpe", {"add_bos_token": False}, [5]),
+    ],
+)
+def test_bos_and_eos_go_around_where_the_file_or_its_family_says_so(
+    tmp_path: Path, pre: str, said: dict[str, bool], wanted: list[int]
+) -> None:
+    """llama.cpp puts the bos token before a llama-3 text unless told otherwise; so does that model's own tokenizer."""
+    from transformers import AutoTokenizer
 
-    write_gguf(tmp_path / "m.gguf", add_bos_token=True)
+    write_gguf(tmp_path / "m.gguf", pre=pre, **said)
     out = tmp_path / "out"
     out.mkdir()
     checkpoint.open(tmp_path / "m.gguf").save_tokenizer(out)
-    assert Tokenizer.from_file(str(out / "tokenizer.json")).encode("the").ids[0] == 0
+    letter = vocabulary()[0][5]
+    assert AutoTokenizer.from_pretrained(out)(letter).input_ids == wanted
 
 
-@pytest.mark.parametrize("pre", SPLITS)
-def test_every_known_pre_tokenizer_builds(tmp_path: Path, pre: str) -> None:
-    write_gguf(tmp_path / "m.gguf", pre=pre)
-    out = tmp_path / "out"
-    out.mkdir()
-    checkpoint.open(tmp_path / "m.gguf").save_tokenizer(out)
-    assert (out / "tokenizer.json").is_file()
+def test_a_whole_word_of_the_vocabulary_needs_no_merges(tmp_path: Path) -> None:
+    """Llama 3 takes it as it is; the others only what the merges reach."""
+    tokens, _ = vocabulary()
+    for pre, wanted in (("llama-bpe", ["whole"]), ("qwen2", list("whole"))):
+        metadata = write_and_read(tmp_path / f"{pre}.gguf", pre)
+        metadata["tokenizer.ggml.tokens"] = [*tokens, "whole"]
+        metadata["tokenizer.ggml.token_type"] = [1] * (len(tokens) + 1)
+        assert build(metadata, None, None).encode("whole").tokens == wanted
+
+
+def write_and_read(path: Path, pre: str = "smollm") -> dict[str, Any]:
+    write_gguf(path, pre=pre)
+    opened = checkpoint.open(path)
+    assert isinstance(opened, GGUFCheckpoint)
+    return dict(opened.metadata)
 
 
 def test_tokenizers_that_cannot_be_rebuilt_are_refused(tmp_path: Path) -> None:
