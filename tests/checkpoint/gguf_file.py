@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,12 @@ def write_gguf(
     """Write the file; returns its tensors in float32 under Hugging Face names, as decoding must give them back."""
     config = tiny_config(torch_dtype="float32", hidden_size=96, intermediate_size=160)
     tensors = {n: t.astype(np.float32) for n, t in tiny_tensors(config).items()}
-    writer = gguf.GGUFWriter(path, values.pop("architecture", "llama"))
+    if values.pop("biases", False):
+        rng = np.random.default_rng(1)
+        for name in [n for n in tensors if n.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))]:
+            tensors[name.replace(".weight", ".bias")] = rng.normal(size=tensors[name].shape[0]).astype(np.float32)
+    architecture = values.pop("architecture", "llama")
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(256)
     writer.add_block_count(2)
     writer.add_embedding_length(96)
@@ -62,7 +68,8 @@ def write_gguf(
         stem, _, end = name.rpartition(".")
         number = name.split(".")[2] if ".layers." in name else ""
         short = NAMES.get(name) or f"blk.{number}.{STEMS[stem.split('.', 3)[3]]}.{end}"
-        stored = interleave(w, 16) if stem.endswith(("q_proj", "k_proj")) else w
+        permuted = architecture == "llama" and stem.endswith(("q_proj", "k_proj"))
+        stored = interleave(w, 16) if permuted else w
         if w.ndim == 1 or w.shape[1] % gguf.GGML_QUANT_SIZES[kind][0]:
             writer.add_tensor(short, stored)
             decoded[name] = w
@@ -70,7 +77,7 @@ def write_gguf(
         data = gguf.quants.quantize(stored, kind)
         writer.add_tensor(short, data, raw_dtype=kind)
         back = gguf.quants.dequantize(data, kind).astype(np.float32)
-        decoded[name] = uninterleave(back, 16) if stem.endswith(("q_proj", "k_proj")) else back
+        decoded[name] = uninterleave(back, 16) if permuted else back
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -81,3 +88,17 @@ def write_gguf(
 def uninterleave(w: np.ndarray, head: int) -> np.ndarray:
     heads = w.reshape(-1, head // 2, 2, *w.shape[1:])
     return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(w.shape)
+
+
+def raw_gguf(path: Path, tensors: list[tuple[str, list[int], int, int]], values: dict[str, int] | None = None, data: int = 256) -> None:
+    """A header that may say anything: (name, dims, kind, offset) of each tensor, uint32 values, and `data` bytes of zeros behind it."""
+
+    def text(s: str) -> bytes:
+        return struct.pack("<Q", len(s.encode())) + s.encode()
+
+    out = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(values or {}))
+    for key, value in (values or {}).items():
+        out += text(key) + struct.pack("<II", 4, value)
+    for name, dims, kind, offset in tensors:
+        out += text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)
+    path.write_bytes(out + bytes(-len(out) % 32 + data))
