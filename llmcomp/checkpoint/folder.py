@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcomp.checkpoint.checkpoint import Checkpoint, TensorInfo
-from llmcomp.checkpoint.header import read_header
+from llmcomp.checkpoint.header import is_name, read_header
 from llmcomp.checkpoint.mapped import map_bytes
 from llmcomp.errors import CheckpointError, TokenizerError
 
@@ -95,16 +95,25 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    if (folder / "openvino_model.xml").is_file() and not list(folder.glob("*.safetensors")):
+    if any(folder.glob("openvino*model.xml")) and not any(folder.glob("*.safetensors")):
         raise CheckpointError(
             str(folder),
             "it is already an OpenVINO model",
             "Give the Hugging Face checkpoint that it was made from; `llmcomp inspect` tells what it holds",
         )
     if not (folder / "config.json").is_file():
-        hint = "Give the folder of the checkpoint itself" if any(folder.iterdir()) else "Download the model first"
-        raise CheckpointError(str(folder), "no config.json in it", hint)
+        raise CheckpointError(str(folder), "no config.json in it", _instead_of_config(folder))
     return _json(folder / "config.json")
+
+
+def _instead_of_config(folder: Path) -> str:
+    names = sorted(p.name for p in folder.iterdir())
+    gguf = next((n for n in names if n.endswith(".gguf")), None)
+    if gguf:
+        return f"Give the file itself: {folder / gguf}"
+    if "adapter_config.json" in names:
+        return "It is an adapter: merge it into its base model, and give that"
+    return "Give the folder of the checkpoint itself" if names else "The folder is empty: download the model first"
 
 
 def _refuse_quantized(folder: Path, config: dict[str, Any]) -> None:
@@ -147,8 +156,11 @@ def _indexed(folder: Path) -> dict[str, TensorInfo]:
         raise CheckpointError(str(folder / INDEX), "its weight_map is no map of tensors to files", "Download the index again")
     names = sorted(set(weight_map.values()))
     for name in names:
-        if Path(name).name != name or name in ("", ".", ".."):
-            raise CheckpointError(str(folder / INDEX), f"it names a file outside the folder: {name!r}", "Do not use this checkpoint")
+        # Backslashes and colons too: a folder that is refused on one system must not be read on another.
+        if not is_name(name) or set(name) & set("/\\:") or name in (".", ".."):
+            raise CheckpointError(
+                str(folder / INDEX), f"it names a file outside the folder: {ascii(name)[:200]}", "Do not use this checkpoint"
+            )
     absent = [name for name in names if not (folder / name).is_file()]
     if absent:
         raise CheckpointError(
@@ -168,7 +180,7 @@ def _indexed(folder: Path) -> dict[str, TensorInfo]:
     if lost:
         raise CheckpointError(
             str(folder / INDEX),
-            f"it expects {lost[0]} in {weight_map[lost[0]]}, which does not hold it"
+            f"it expects {ascii(lost[0])[1:-1][:200]} in {weight_map[lost[0]]}, which does not hold it"
             + (f", and {len(lost) - 1} more" if len(lost) > 1 else ""),
             "Index and shards are of different versions: download both again",
         )

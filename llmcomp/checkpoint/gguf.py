@@ -47,7 +47,7 @@ class GGUFCheckpoint(Checkpoint):
             if known is None:
                 raise CheckpointError(
                     source,
-                    f"tensor {tensor.name[:200]} is not one of a plain {name} model",
+                    f"tensor {tensor.name} is not one of a plain {name} model",
                     INSTEAD,
                 )
             self._stored[known] = tensor

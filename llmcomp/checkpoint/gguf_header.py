@@ -10,6 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from llmcomp.checkpoint.header import is_name
 from llmcomp.errors import CheckpointError
 
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -102,7 +103,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
         for _ in range(value_count):
             key = reader.string()
             if key in metadata:
-                raise reader.wrong(f"the header gives {key[:200]} twice")
+                raise reader.wrong(f"the header gives {ascii(key)[:200]} twice")
             metadata[key] = reader.value(int(reader.take("I")))
         _refuse_part(path, metadata)
         entries = [_entry(reader) for _ in range(tensor_count)]
@@ -137,9 +138,11 @@ def _refuse_part(path: Path, metadata: dict[str, Any]) -> None:
 
 def _entry(reader: _Reader) -> tuple[str, list[int], int, int]:
     name, rank = reader.string(), int(reader.take("I"))
+    if not is_name(name):
+        raise reader.wrong(f"header: a tensor has the name {ascii(name)[:200]}")
     if rank > MAX_RANK:
-        raise reader.wrong(f"header: tensor {name[:200]} has {rank} dimensions")
+        raise reader.wrong(f"header: tensor {name} has {rank} dimensions")
     dims = [int(reader.take("Q")) for _ in range(rank)]
     if any(d > 1 << 40 for d in dims):
-        raise reader.wrong(f"header: tensor {name[:200]} has the shape {dims}")
+        raise reader.wrong(f"header: tensor {name} has the shape {dims}")
     return name, dims, int(reader.take("I")), int(reader.take("Q"))

@@ -13,11 +13,13 @@ from llmcomp.errors import CheckpointError
 MAX_HEADER = 100_000_000
 """Bytes; the limit of the safetensors library."""
 MAX_RANK = 16
+MAX_NAME = 1000
 ITEM_BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
     **dict.fromkeys(("F32", "I32", "U32"), 32),
     **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
     **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     "F4": 4,
 }
 DAMAGED = "Download or copy the file again"
@@ -47,6 +49,9 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     if not isinstance(header, dict):
         raise CheckpointError(str(path), "its header is not a JSON object", DAMAGED)
     header.pop("__metadata__", None)
+    odd = next((name for name in header if not is_name(name)), None)
+    if odd is not None:
+        raise CheckpointError(str(path), f"its header has a tensor of the name {ascii(odd)[:200]}", "Do not use this checkpoint")
     data = 8 + length
     tensors = {name: _tensor(path, name, entry, data) for name, entry in header.items()}
     position = data
@@ -62,18 +67,23 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     return tensors
 
 
+def is_name(name: str) -> bool:
+    """Whether it can be a tensor's name: it will stand in messages and reports, where control characters have no business."""
+    return 0 < len(name) <= MAX_NAME and name.isprintable()
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"{key!r} stands in it twice")
+            raise ValueError(f"{ascii(key)[:200]} stands in it twice")
         found[key] = value
     return found
 
 
 def _tensor(path: Path, name: str, entry: Any, data: int) -> TensorInfo:
     def wrong(what: str) -> CheckpointError:
-        return CheckpointError(str(path), f"header: tensor {name[:200]}: {what}", DAMAGED)
+        return CheckpointError(str(path), f"header: tensor {name}: {what}", DAMAGED)
 
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
         raise wrong("dtype, shape or data_offsets is missing")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from llmcomp import checkpoint
-from llmcomp.errors import CheckpointError, HubError, TokenizerError
+from llmcomp.errors import CheckpointError, TokenizerError
 from tests.tiny import tiny_llama
 
 
@@ -25,6 +25,47 @@ def test_rows_are_what_was_stored(tmp_path: Path, dtype: str, shards: int) -> No
         assert opened.read(name).dtype == wanted.dtype and np.array_equal(opened.read(name), wanted)
         assert np.array_equal(opened.rows(name, 3, 9), wanted[3:9])
     assert opened.config["hidden_size"] == 96 and opened.generation_config == {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+
+
+def test_rows_map_no_more_than_they_show(tmp_path: Path) -> None:
+    """A mapping of a whole shard would count against memory and stay; the runtime needs rows that it may call its own."""
+    tensors = tiny_llama(tmp_path)
+    name = "model.layers.1.mlp.down_proj.weight"
+    opened = checkpoint.open(tmp_path)
+    rows = opened.rows(name, 8, 16)
+    base: Any = rows
+    while isinstance(base.base, np.ndarray):
+        base = base.base
+    assert base.nbytes == 8 * 160 * 2 and rows.flags.writeable
+    rows[:] = 0
+    assert np.array_equal(opened.read(name), tensors[name])
+    assert opened.rows(name, 90, 200).shape == (6, 160) and opened.rows(name, 50, 50).shape == (0, 160)
+
+
+def test_a_file_that_goes_away_while_in_use(tmp_path: Path) -> None:
+    tiny_llama(tmp_path)
+    opened = checkpoint.open(tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:3000])
+    with pytest.raises(CheckpointError, match="can no longer be read"):
+        opened.read("model.norm.weight")
+    path.unlink()
+    with pytest.raises(CheckpointError, match="can no longer be read"):
+        opened.read("model.norm.weight")
+
+
+def test_types_that_are_not_read_are_named(tmp_path: Path) -> None:
+    tiny_llama(tmp_path)
+    rewrite(tmp_path / "model.safetensors", lambda h: h[NORM].update(dtype="U16"))
+    opened = checkpoint.open(tmp_path)
+    with pytest.raises(CheckpointError, match="U16"):
+        opened.read(NORM)
+
+
+def test_a_child_opens_the_same_files(tmp_path: Path) -> None:
+    tiny_llama(tmp_path)
+    opened = checkpoint.open(tmp_path)
+    assert checkpoint.open(**json.loads(json.dumps(opened.open_arguments))).tensors == opened.tensors
 
 
 def test_the_fingerprint_knows_the_files(tmp_path: Path) -> None:
@@ -68,6 +109,8 @@ LIES = {
     "a hole": (lambda h: h.pop(NORM), "hole|follow"),
     "not an object": (lambda h: h.update({NORM: 3}), "missing"),
     "boolean shape": (lambda h: h[NORM].update(shape=[True]), "no list of sizes"),
+    "escape sequence in a name": (lambda h: h.update({"\x1b[2J": h.pop(NORM)}), r"name '\\x1b\[2J'"),
+    "half a character in a name": (lambda h: h.update({"\ud800": h.pop(NORM)}), r"name '\\ud800'"),
 }
 
 
@@ -136,7 +179,10 @@ def test_index_and_shards(tmp_path: Path) -> None:
     opened_with(lambda i: i["weight_map"].update(ghost=first), "expects ghost")
     opened_with(lambda i: i["weight_map"].pop("model.norm.weight"), "does not list")
     opened_with(lambda i: i["weight_map"].update({"model.norm.weight": "../../secret.safetensors"}), "outside the folder")
+    opened_with(lambda i: i["weight_map"].update({"model.norm.weight": "..\\secret.safetensors"}), "outside the folder")
+    opened_with(lambda i: i["weight_map"].update({"model.norm.weight": "C:secret.safetensors"}), "outside the folder")
     opened_with(lambda i: i.update(weight_map=[]), "no map")
+    opened_with(lambda i: i["metadata"].update(total_size=i["metadata"]["total_size"] + 2), "total_size")
     index.write_text("{")
     with pytest.raises(CheckpointError, match="not JSON"):
         checkpoint.open(tmp_path)
@@ -166,6 +212,12 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     ir.mkdir()
     (ir / "openvino_model.xml").write_text("<net/>")
     refused(ir, "already an OpenVINO model")
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    refused(adapter, "merge it into its base model")
+    (adapter / "m.gguf").write_bytes(b"GGUF")
+    refused(adapter, "Give the file itself: .*m.gguf")
     two = tmp_path / "two"
     tiny_llama(two)
     (two / "other.safetensors").write_bytes((two / "model.safetensors").read_bytes())
@@ -176,25 +228,3 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     refused(quantized, "already quantized with gptq")
     (quantized / "config.json").write_text("[")
     refused(quantized, "not JSON")
-
-
-def test_a_hub_id_when_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(HubError, match="offline"):
-        checkpoint.open("nobody/nothing", cache_dir=tmp_path)
-
-
-def test_a_hub_id_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub import constants
-
-    snapshot = tmp_path / "models--some--model" / "snapshots" / ("a" * 40)
-    tiny_llama(snapshot)
-    refs = tmp_path / "models--some--model" / "refs"
-    refs.mkdir()
-    (refs / "main").write_text("a" * 40)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    opened = checkpoint.open("some/model", cache_dir=tmp_path)
-    assert opened.source == "some/model" and opened.folder == snapshot
-    assert checkpoint.open(**opened.open_arguments).tensors == opened.tensors
