@@ -16,7 +16,8 @@ class LlmcompError(Exception):
 
     def __init__(self, thing: str, reason: str, remedy: str) -> None:
         self.thing, self.reason, self.remedy = thing, reason, remedy
-        super().__init__(f"{thing}: {reason.rstrip('.')}. {remedy.rstrip('.')}.")
+        end = "" if remedy.endswith(("?", "!")) else "."
+        super().__init__(f"{thing}: {reason.rstrip('.')}. {remedy.rstrip('.')}{end}")
 
 
 class OptionError(LlmcompError):

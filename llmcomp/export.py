@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -33,7 +33,7 @@ from llmcomp.writing.layout import Layout, make_layout
 from llmcomp.writing.report import make_report, write_report
 from llmcomp.writing.side_files import write_side_files
 from llmcomp.writing.stream import Outcome, stream, tile_rows
-from llmcomp.writing.tokenizer import convert_tokenizer
+from llmcomp.writing.tokenizer import Conversion
 
 REPORTED_VERSIONS = ("llmcomp", "openvino", "openvino-tokenizers", "optimum", "optimum-intel", "transformers", "torch")
 
@@ -98,16 +98,20 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
         check_output(options.output, options.model, options.overwrite)
         checkpoint = _open(options)
         check_disk(options.output, least_bytes(checkpoint, options))
-    graph = _graph(checkpoint, options, run)
-    plan = _plan(graph, options, run)
-    schemes = _schemes(plan)
-    layout = make_layout(graph, schemes)
-    check_disk(options.output, layout.size)
-    with bundle(options.output, options.overwrite) as folder:
+    with bundle(options.output, options.overwrite) as folder, ExitStack() as stack:
+        tokenizer = None
         if not options.no_tokenizer:
+            # It is converted in a process of its own, while the graph is traced.
+            checkpoint.save_tokenizer(folder)
+            tokenizer = stack.enter_context(Conversion(folder, options.task, options.trust_remote_code))
+        graph = _graph(checkpoint, options, run)
+        plan = _plan(graph, options, run)
+        schemes = _schemes(plan)
+        layout = make_layout(graph, schemes)
+        check_disk(options.output, layout.size)
+        if tokenizer is not None:
             with run.stage("tokenizer"):
-                checkpoint.save_tokenizer(folder)
-                convert_tokenizer(folder, graph.skeleton.task, options.trust_remote_code)
+                tokenizer.finish()
         with run.stage("compress"):
             outcomes, tail = _compress(graph, schemes, layout, folder, run)
         xml = folder / "openvino_model.xml"
@@ -170,7 +174,7 @@ def _plan(graph: ModelGraph, options: ExportOptions, run: _Run) -> Plan:
     with run.stage("plan"):
         if options.plan is not None:
             where = f"plan {options.plan}"
-            return Plan.from_json(options.plan.read_text(encoding="utf8"), where).check_against(graph.layers, where)
+            return Plan.from_json(options.plan.read_bytes().decode("utf8", "replace"), where).check_against(graph.layers, where)
         scores = _scores(graph) if planning.needs_scores(options) else None
         plan = planning.make_plan(graph.layers, options, scores)
     for note in plan.notes:

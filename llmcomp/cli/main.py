@@ -8,12 +8,14 @@ from collections.abc import Sequence
 
 from llmcomp import __version__
 from llmcomp.errors import LlmcompError
+from llmcomp.imports import TELEMETRY, hide
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. An error of ours is one message on stderr, anything else a traceback."""
     from llmcomp.cli import eval, export, inspect, plan
 
+    hide(TELEMETRY)
     parser = argparse.ArgumentParser(prog="llmcomp", description="Compress Hugging Face checkpoints to small OpenVINO models.")
     parser.add_argument("--version", action="version", version=f"llmcomp {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -26,9 +26,8 @@ def near_names(name: str, tensors: Iterable[str], count: int = 1) -> list[str]:
     return difflib.get_close_matches(name, same, n=count, cutoff=0.5)
 
 
-def missing_tensors_error(missing: Collection[str], tensors: Collection[str], source: str) -> ArchitectureError:
-    """The error for parameters that the checkpoint does not hold; each with the stored tensor it may be meant to be."""
-    free = set(tensors)
+def missing_tensors_error(missing: Collection[str], free: Collection[str], source: str) -> ArchitectureError:
+    """The error for parameters that the checkpoint does not hold; each with the stored tensor, of those that nothing else is (`free`), that it may be meant to be."""
     lines = []
     for name in sorted(missing)[:5]:
         near = near_names(name, free)

@@ -20,6 +20,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ import numpy as np
 from llmcomp.checkpoint import Checkpoint
 from llmcomp.errors import ArchitectureError, LlmcompError
 from llmcomp.graph.match import find_tensor, missing_tensors_error
+from llmcomp.imports import TELEMETRY, hide
 
 WEIGHT_PREFIX = "llmcomp.weight."
 LARGE = 1 << 20
@@ -56,6 +58,8 @@ def main(job_file: str) -> int:
 
 def trace(job: dict[str, Any], out: Path) -> dict[str, Any]:
     """Write `skeleton.xml` and `skeleton.bin` into `out` and return the manifest."""
+    # sklearn comes in with transformers' assisted generation, 1.6 s; nothing here uses it.
+    hide(TELEMETRY, "sklearn")
     from llmcomp.checkpoint import open as open_checkpoint
 
     warnings.filterwarnings("ignore")
@@ -197,7 +201,7 @@ def _empty_model(checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: b
         (matrices if is_matrix else others).append((uses, tensor))
     if missing:
         if checkpoint.folder is None:
-            raise missing_tensors_error(missing, checkpoint.tensors, checkpoint.source)
+            raise missing_tensors_error(missing, set(checkpoint.tensors) - {t for _, t in [*matrices, *others]}, checkpoint.source)
         raise ContractError(f"the checkpoint stores {missing[0]} and {len(missing) - 1} more tensors in another form")
 
     real = {tensor for _, tensor in others} | compared
@@ -218,6 +222,7 @@ def _tie(model: Any, checkpoint: Checkpoint, prefix: str) -> set[str]:
     """Tie as the loader does: a pair that the checkpoint stores twice stays apart, unless both are the same bytes. Returns what was compared."""
     missing = {name for name, _ in model.named_parameters() if find_tensor(name, checkpoint.tensors, prefix) is None}
     compared: set[str] = set()
+    apart: list[str] = []
     for target, source in getattr(model, "all_tied_weights_keys", {}).items():
         pair = [find_tensor(name, checkpoint.tensors, prefix) for name in (target, source)]
         if pair[0] is None or pair[1] is None or pair[0] == pair[1]:
@@ -225,6 +230,11 @@ def _tie(model: Any, checkpoint: Checkpoint, prefix: str) -> set[str]:
         compared |= {pair[0], pair[1]}
         if np.array_equal(checkpoint.read(pair[0]), checkpoint.read(pair[1])):
             missing.add(target)
+        else:
+            apart.append(target)
+    for target in apart:
+        # The loader would compare the values, which are placeholders here.
+        model.all_tied_weights_keys.pop(target)
     model.tie_weights(missing_keys=missing, recompute_mapping=False)
     return compared
 
@@ -255,10 +265,11 @@ def _mapped_model(checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: 
     import torch
 
     model, info = auto_class.from_pretrained(folder, dtype="auto", trust_remote_code=trust, output_loading_info=True)
+    prefix = getattr(model, "base_model_prefix", "")
     bad = sorted(info["missing_keys"]) + sorted(str(m[0]) for m in info.get("mismatched_keys", ()))
     if bad:
-        raise missing_tensors_error(bad, checkpoint.tensors, checkpoint.source)
-    prefix = getattr(model, "base_model_prefix", "")
+        taken = {find_tensor(name, checkpoint.tensors, prefix) for name in model.state_dict()}
+        raise missing_tensors_error(bad, set(checkpoint.tensors) - taken, checkpoint.source)
     addresses, real = {}, set(checkpoint.tensors)
     for name, parameter in model.named_parameters():
         tensor = find_tensor(name, checkpoint.tensors, prefix)
@@ -306,7 +317,12 @@ def _export(model: Any, addresses: dict[int, str], task: str, out: Path, trust: 
         found.extend(_lift_weights(ov_model, addresses, allow_large))
         ov.save_model(ov_model, out / "skeleton.xml", compress_to_fp16=False)
 
-    with _replaced(convert, "save_model", save), tempfile.TemporaryDirectory() as scratch:
+    # Preprocessors are ours to write, and torch's check would run the traced model again, to compare placeholder outputs.
+    replacements = {"save_model": save, "save_preprocessors": lambda *_, **__: None, "allow_skip_tracing_check": lambda *_: True}
+    with ExitStack() as stack:
+        for name, value in replacements.items():
+            stack.enter_context(_replaced(convert, name, value))
+        scratch = stack.enter_context(tempfile.TemporaryDirectory())
         dtype = next(model.parameters()).dtype
         convert.export_from_model(
             model,
