@@ -27,7 +27,7 @@ def near_names(name: str, tensors: Iterable[str], count: int = 1) -> list[str]:
 
 
 def missing_tensors_error(missing: Collection[str], free: Collection[str], source: str) -> ArchitectureError:
-    """The error for parameters that the checkpoint does not hold; each with the stored tensor, of those that nothing else is (`free`), that it may be meant to be."""
+    """The error for parameters that the checkpoint does not hold, each with its likely match among the stored tensors that nothing else is (`free`)."""
     lines = []
     for name in sorted(missing)[:5]:
         near = near_names(name, free)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from llmcomp.judge.errors import JudgeError
 from llmcomp.judge.metrics import Window, log_softmax, token_kl, token_nll, windows
-from llmcomp.judge.models import HFModel, IRModel, Model
+from llmcomp.judge.models import HFModel, IRModel, Model, require_ir
 from llmcomp.judge.text import Text
 
 
@@ -63,6 +63,8 @@ def evaluate(
     stride = stride or window
     if window < 2 or not 0 < stride <= window:
         raise JudgeError(f"window {window}, stride {stride}: a window has at least 2 tokens, and a stride lies between 1 and the window.")
+    for folder in folders:
+        require_ir(Path(folder))
     ids, words_per_token = _tokens(tokenizer or folders[0], text, trust_remote_code)
     spans = list(windows(len(ids), window, stride, limit))
     if not spans or (limit is not None and len(spans) < limit):

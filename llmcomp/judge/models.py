@@ -25,6 +25,14 @@ class Model(Protocol):
         """[length] token ids -> [length, vocabulary]."""
 
 
+def require_ir(folder: Path) -> Path:
+    """The folder's openvino_model.xml; raises JudgeError if there is none."""
+    xml = folder / "openvino_model.xml"
+    if not xml.is_file():
+        raise JudgeError(f"{folder}: it holds no openvino_model.xml. Give a folder that an export has written.")
+    return xml
+
+
 class IRModel:
     """`FOLDER/openvino_model.xml` on CPU, stateful or not.
 
@@ -34,9 +42,7 @@ class IRModel:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.xml = folder / "openvino_model.xml"
-        if not self.xml.is_file():
-            raise JudgeError(f"{folder}: it holds no openvino_model.xml. Give a folder that an export has written.")
+        self.xml = require_ir(folder)
         try:
             self._compiled = ov.Core().compile_model(self.xml, "CPU", PROPERTIES)
         except RuntimeError as error:
