@@ -175,16 +175,17 @@ def _plan(graph: ModelGraph, options: ExportOptions, run: _Run) -> Plan:
         if options.plan is not None:
             where = f"plan {options.plan}"
             return Plan.from_json(options.plan.read_bytes().decode("utf8", "replace"), where).check_against(graph.layers, where)
-        scores = _scores(graph) if planning.needs_scores(options) else None
+        scores = _scores(graph, options) if planning.needs_scores(options) else None
         plan = planning.make_plan(graph.layers, options, scores)
     for note in plan.notes:
         run.progress.note(note)
     return plan
 
 
-def _scores(graph: ModelGraph) -> dict[str, float]:
-    """Data-free sensitivity of every layer, streamed."""
-    return {layer.name: sensitivity.weight_quantization_error(_tiles(graph, layer)) for layer in graph.layers}
+def _scores(graph: ModelGraph, options: ExportOptions) -> dict[str, float]:
+    """Data-free sensitivity, streamed, of the layers that a ratio is about."""
+    ranked = [layer for layer in graph.layers if options.all_layers or not (layer.last or "Gather" in layer.ops)]
+    return {layer.name: sensitivity.weight_quantization_error(_tiles(graph, layer)) for layer in ranked}
 
 
 def _tiles(graph: ModelGraph, layer: Layer) -> Iterator[Any]:

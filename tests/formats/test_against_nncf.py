@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import ml_dtypes
+import nncf
 import numpy as np
 import pytest
+from nncf.quantization.algorithms.weight_compression.config import WeightCompressionConfig
+from nncf.quantization.algorithms.weight_compression.weight_lowering import compress_weight
+from nncf.tensor import Tensor
 
 from llmcomp import formats
 from tests.formats.inputs import CASES
-
-nncf = pytest.importorskip("nncf", reason="NNCF is a dependency of optimum-intel; without it there is nothing to compare with")
-
-from nncf.quantization.algorithms.weight_compression.config import WeightCompressionConfig  # noqa: E402
-from nncf.quantization.algorithms.weight_compression.weight_lowering import compress_weight  # noqa: E402
-from nncf.tensor import Tensor  # noqa: E402
 
 MODES = {name: nncf.CompressWeightsMode(name) for name in ("int8_asym", "int8_sym", "int4_asym", "int4_sym", "nf4")}
 SOURCES = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
