@@ -32,7 +32,7 @@ from llmcomp.writing.journal import Journal
 from llmcomp.writing.layout import Layout, make_layout
 from llmcomp.writing.report import make_report, write_report
 from llmcomp.writing.side_files import write_side_files
-from llmcomp.writing.stream import Outcome, stream, tile_rows
+from llmcomp.writing.stream import Outcome, check_kept, stream, tile_rows
 from llmcomp.writing.tokenizer import Conversion
 
 REPORTED_VERSIONS = ("llmcomp", "openvino", "openvino-tokenizers", "optimum", "optimum-intel", "transformers", "torch")
@@ -159,6 +159,7 @@ def _graph(checkpoint: Checkpoint, options: ExportOptions, run: _Run) -> ModelGr
     with run.stage("graph"):
         skeleton = get_skeleton(checkpoint, options.task, options.trust_remote_code)
         graph = ModelGraph(skeleton, checkpoint)
+        check_kept(graph, kernels.non_finite)
     if skeleton.cached:
         run.progress.note("the traced graph comes from the cache")
     if skeleton.fallback:

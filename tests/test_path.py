@@ -10,11 +10,12 @@ import numpy as np
 import openvino as ov
 import pytest
 
+from llmcomp.errors import NonFiniteWeightError
 from llmcomp.export import export, plan_model
 from llmcomp.options import ExportOptions
 from tests.dequantize import dequantized_ir
 from tests.packed import packed_types
-from tests.tiny import tiny_llama
+from tests.tiny import save_shards, tiny_llama
 
 PROPERTIES = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 
@@ -154,3 +155,12 @@ def test_an_edited_plan_is_obeyed(checkpoint: Path, cache: Any, tmp_path: Path) 
     formats = {layer["name"]: layer["format"] for layer in result.report["layers"]}
     assert formats[chosen["name"]] == "int8_sym"
     assert packed_types(tmp_path / "out" / "openvino_model.xml") == {"u4", "u8", "i8"}
+
+
+def test_a_norm_that_is_not_finite_stops_the_export(tmp_path: Path, cache: Any) -> None:
+    tensors = tiny_llama(tmp_path / "m")
+    tensors["model.norm.weight"][7] = np.nan
+    save_shards(tmp_path / "m", tensors)
+    with pytest.raises(NonFiniteWeightError, match=r"model\.norm\.weight: 1 of 96 values .* index 7"):
+        export(ExportOptions(model=str(tmp_path / "m"), output=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()

@@ -112,10 +112,13 @@ def _run_child(checkpoint: Checkpoint, task: str, trust: bool, out: Path) -> Non
         kind = getattr(errors, answer["error"], None)
         if kind is not None:
             raise kind(answer["thing"], answer["reason"], answer["remedy"])
+        if os.environ.get("LLMCOMP_DEBUG"):
+            print(answer["reason"], file=sys.stderr)
+        what = answer["thing"].splitlines()[0] if answer["thing"] else f"the process ended with code {child.returncode}"
         raise errors.ArchitectureError(
-            f"{checkpoint.source}: tracing failed (exit code {child.returncode})",
-            f"{answer['thing']}\n{answer['reason'][-4000:]}",
-            "If the message names the model, it is the exporter's; otherwise please report it.",
+            f"{checkpoint.source}: tracing failed",
+            what,
+            "Check config.json against the weights; with LLMCOMP_DEBUG=1 in the environment the whole traceback is shown",
         )
 
 

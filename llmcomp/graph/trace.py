@@ -264,9 +264,17 @@ def _mapped_model(checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: 
     """The model as transformers loads it, its parameters mapped. Only parameters that are bytes of one stored tensor are explained."""
     import torch
 
-    model, info = auto_class.from_pretrained(folder, dtype="auto", trust_remote_code=trust, output_loading_info=True)
+    model, info = auto_class.from_pretrained(
+        folder, dtype="auto", trust_remote_code=trust, output_loading_info=True, ignore_mismatched_sizes=True
+    )
     prefix = getattr(model, "base_model_prefix", "")
-    bad = sorted(info["missing_keys"]) + sorted(str(m[0]) for m in info.get("mismatched_keys", ()))
+    for name, stored, wanted in sorted(info.get("mismatched_keys", ())):
+        raise ArchitectureError(
+            f"{checkpoint.source}: tensor {name}",
+            f"its shape is {list(stored)}, the architecture wants {list(wanted)}",
+            "Check config.json",
+        )
+    bad = sorted(info["missing_keys"])
     if bad:
         taken = {find_tensor(name, checkpoint.tensors, prefix) for name in model.state_dict()}
         raise missing_tensors_error(bad, set(checkpoint.tensors) - taken, checkpoint.source)

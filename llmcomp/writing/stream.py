@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED as FIRST
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -30,6 +31,7 @@ from llmcomp.writing.layout import Layout, Slot, shape_bytes
 
 TILE_WEIGHTS = 1 << 19
 """Weights per tile: the f32 image of one (2 MB) stays in a core's cache."""
+DAMAGED = "The checkpoint is damaged or its training diverged; get a good copy"
 ROW_STEP = 8
 """Tiles start at multiples of this many rows, so that a row's 4-bit codes and zero points start at a whole byte."""
 SAMPLES, SAMPLE_ROWS = 4, 4
@@ -82,6 +84,21 @@ class _Pending:
     scales: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     squares: float = 0.0
     squared_error: float = 0.0
+
+
+def check_kept(graph: ModelGraph, non_finite: NonFinite) -> None:
+    """The tensors that stay in the graph at full precision (norms, biases, tables) are finite; the others are checked as they stream.
+
+    Raises:
+        NonFiniteWeightError: one holds NaN or Inf.
+    """
+    for name in graph.skeleton.real:
+        info = graph.checkpoint.tensors[name]
+        if info.dtype not in SOURCE_TYPES:
+            continue
+        count, first = non_finite(graph.checkpoint.read(name))
+        if count:
+            raise NonFiniteWeightError(name, f"{count} of {prod(info.shape)} values are NaN or Inf, the first at index {first}", DAMAGED)
 
 
 def tile_rows(width: int) -> int:
@@ -258,7 +275,7 @@ class _Writer:
         return NonFiniteWeightError(
             layer.tensor,
             f"{count} of {layer.size} values are NaN or Inf, the first at row {position[0]}, column {position[1]}",
-            "The checkpoint is damaged or its training diverged; get a good copy.",
+            DAMAGED,
         )
 
     def close(self) -> None:

@@ -105,3 +105,11 @@ def tiny_moe(folder: Path) -> None:
     tensors = {n: (rng.normal(size=s) * 0.2 + (len(s) == 1)).astype(np.float32) for n, s in shapes.items()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     assert load_file(folder / "model.safetensors").keys() == tensors.keys()
+
+
+def test_a_tensor_of_another_shape(tmp_path: Path) -> None:
+    tensors = tiny_llama(tmp_path / "m")
+    name = "model.layers.0.mlp.up_proj.weight"
+    save_shards(tmp_path / "m", {**tensors, name: tensors[name][:100].copy()})
+    told = refused_in_time(tmp_path / "m", r"its shape is \[100, 96\], the architecture wants \[160, 96\]")
+    assert name in told and "Traceback" not in told
