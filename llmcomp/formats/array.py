@@ -56,47 +56,47 @@ class Namespace(Protocol):
 class NumpyNamespace:
     """The oracle."""
 
-    def min(self, x: NDArray[Any]) -> NDArray[Any]:
+    def min(self, x: NDArray[Any]) -> Any:
         return x.min(axis=-1, keepdims=True)
 
-    def max(self, x: NDArray[Any]) -> NDArray[Any]:
+    def max(self, x: NDArray[Any]) -> Any:
         return x.max(axis=-1, keepdims=True)
 
-    def abs(self, x: NDArray[Any]) -> NDArray[Any]:
+    def abs(self, x: NDArray[Any]) -> Any:
         return np.abs(x)
 
-    def minimum(self, x: Any, y: Any) -> NDArray[Any]:
+    def minimum(self, x: Any, y: Any) -> Any:
         return np.minimum(x, y)
 
-    def maximum(self, x: Any, y: Any) -> NDArray[Any]:
+    def maximum(self, x: Any, y: Any) -> Any:
         return np.maximum(x, y)
 
-    def less(self, x: Any, y: Any) -> NDArray[Any]:
+    def less(self, x: Any, y: Any) -> Any:
         return np.less(x, y)
 
-    def where(self, condition: NDArray[Any], x: Any, y: Any) -> NDArray[Any]:
+    def where(self, condition: NDArray[Any], x: Any, y: Any) -> Any:
         return np.where(condition, np.asarray(x, np.float32), np.asarray(y, np.float32))
 
-    def add(self, x: Any, y: Any) -> NDArray[Any]:
+    def add(self, x: Any, y: Any) -> Any:
         return np.add(x, y, dtype=np.float32)
 
-    def subtract(self, x: Any, y: Any) -> NDArray[Any]:
+    def subtract(self, x: Any, y: Any) -> Any:
         return np.subtract(x, y, dtype=np.float32)
 
-    def divide(self, x: NDArray[Any], y: Any) -> NDArray[Any]:
+    def divide(self, x: NDArray[Any], y: Any) -> Any:
         with np.errstate(invalid="ignore"):
             return np.divide(x, y, dtype=np.float32)
 
-    def round(self, x: NDArray[Any]) -> NDArray[Any]:
+    def round(self, x: NDArray[Any]) -> Any:
         return np.rint(x)
 
-    def clip(self, x: NDArray[Any], low: float, high: float) -> NDArray[Any]:
+    def clip(self, x: NDArray[Any], low: float, high: float) -> Any:
         return np.clip(x, np.float32(low), np.float32(high))
 
-    def rank(self, x: NDArray[Any], thresholds: Sequence[float]) -> NDArray[Any]:
+    def rank(self, x: NDArray[Any], thresholds: Sequence[float]) -> Any:
         return np.searchsorted(np.asarray(thresholds, np.float32), x).astype(np.float32)
 
-    def codes(self, x: NDArray[Any], element_type: str) -> NDArray[Any]:
+    def codes(self, x: NDArray[Any], element_type: str) -> Any:
         with np.errstate(invalid="ignore"):  # NaN and Inf are the caller's to refuse, see kernels.non_finite
             return x.astype(np.int8 if element_type.startswith("i") else np.uint8)
 

@@ -39,7 +39,7 @@ class Nf4(Format):
         return {"codes": xp.codes(codes, self.code_type), "scale": scale}
 
     def dequantize(self, parts: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-        return LEVELS[parts["codes"]] * parts["scale"].astype(np.float32)
+        return np.multiply(LEVELS[parts["codes"]], parts["scale"], dtype=np.float32)
 
 
 register(Nf4("nf4", 4, "nf4", for_embeddings=False, grouped=True))

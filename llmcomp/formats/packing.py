@@ -71,8 +71,8 @@ def unpack(data: NDArray[np.uint8], element_type: str, shape: tuple[int, ...]) -
     both = np.empty((data.size, 2), np.uint8)
     both[:, 0] = data & 0x0F
     both[:, 1] = data >> 4
-    codes = both.reshape(-1)[: prod(shape)].reshape(shape)
+    codes: NDArray[Any] = both.reshape(-1)[: prod(shape)].reshape(shape)
     if signed:
         # Sign extension: 8..15 are -8..-1.
-        return (codes ^ 8).view(np.int8) - np.int8(8)
+        codes = (codes ^ 8).view(np.int8) - np.int8(8)
     return codes

@@ -14,7 +14,7 @@ from llmcomp.formats.format import Format, grouped_shape
 from llmcomp.formats.packing import pack
 
 SCALE_TOLERANCE = 2.0**-8
-"""Relative error that a stored f16 scale may have: a 16th of an int4 step at full range, more than f16's normal 2^-11."""
+"""Relative error that a stored f16 scale may have: a 32nd of a step at the lowest int4 level; more than f16's normal 2^-11."""
 
 
 @dataclass(frozen=True)
