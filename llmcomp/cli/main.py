@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 
 from llmcomp import __version__
@@ -22,7 +24,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in (export, plan, inspect, eval):
         command.add_parser(commands)
     parsed = parser.parse_args(arguments)
+    # A polite kill unwinds as Ctrl-C does, so that no unfinished folder stays behind.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _terminate)
     return guarded(parsed.run, parsed)
+
+
+def _terminate(number: int, frame: object) -> None:
+    print("llmcomp: terminated; nothing was left behind", file=sys.stderr)
+    raise SystemExit(128 + number)
 
 
 def guarded(run: object, parsed: argparse.Namespace) -> int:
