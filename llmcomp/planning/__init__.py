@@ -6,7 +6,8 @@ may import: formats, graph, options, calibration statistics
 read first: assign.py
 """
 
-from llmcomp.planning.assign import COMPRESSION_FIELDS, check_options, make_plan, needs_scores
+from llmcomp.planning.assign import make_plan
+from llmcomp.planning.check import COMPRESSION_FIELDS, check_options, needs_scores
 from llmcomp.planning.plan import LayerPlan, Plan, Summary
 from llmcomp.planning.scheme import FLOATS, Scheme, float_type, layer_bytes, layer_chain, layer_parts
 

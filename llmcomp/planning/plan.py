@@ -13,7 +13,6 @@ from llmcomp import formats
 from llmcomp.errors import GroupSizeError, OptionError
 from llmcomp.graph.layer import Layer
 from llmcomp.options.rules import did_you_mean, near
-from llmcomp.planning.roles import is_router
 from llmcomp.planning.scheme import FLOATS, Scheme, layer_bytes
 
 VERSION = 1
@@ -30,6 +29,8 @@ class LayerPlan(BaseModel):
     format: str
     group_size: int = -1
     bytes: int = 0
+    in_ratio: bool = True
+    """Whether the ratio counts it: neither embedding, last layer nor router, and not named by a rule."""
     reason: str = ""
 
     @property
@@ -38,7 +39,7 @@ class LayerPlan(BaseModel):
 
 
 class Summary(BaseModel):
-    """Totals. A ratio is the share of the weights that may get the main format and do."""
+    """Totals. A ratio is the share, of the weights that it counts, that have the main format."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -108,7 +109,8 @@ class Plan(BaseModel):
                 where, f"it lacks {len(missing)} of the model's layers: {', '.join(missing[:5])}", "Add them; `keep` leaves one as it is"
             )
         checked = tuple(_checked(planned[layer.name], layer, where) for layer in layers)
-        return self.model_copy(update={"layers": checked, "summary": summarize(checked, layers, self.main, self.summary)})
+        summary = summarize(checked, self.main, self.summary.ratio_requested, self.summary.bits_per_weight_requested)
+        return self.model_copy(update={"layers": checked, "summary": summary})
 
     def counts(self) -> dict[str, int]:
         """Format -> number of layers."""
@@ -145,22 +147,17 @@ def _checked(entry: LayerPlan, layer: Layer, where: str) -> LayerPlan:
     return entry.model_copy(update={"bytes": layer_bytes(layer, entry.scheme)})
 
 
-def _spared(layer: Layer) -> bool:
-    return "Gather" in layer.ops or layer.last or is_router(layer)
-
-
-def summarize(entries: Sequence[LayerPlan], layers: Sequence[Layer], main: str, requested: Summary | None = None) -> Summary:
-    """Totals of a plan. `ratio` counts what may have the main format: layers that are neither table, last nor router, or all that have it."""
-    weights = sum(layer.size for layer in layers)
+def summarize(entries: Sequence[LayerPlan], main: str, ratio_requested: float | None, bits_requested: float | None) -> Summary:
+    """Totals of a plan, beside what was asked for."""
+    weights = sum(prod(entry.shape) for entry in entries)
     stored = sum(entry.bytes for entry in entries)
-    inner = [(e, layer) for e, layer in zip(entries, layers, strict=True) if e.format == main or not _spared(layer)]
-    counted = sum(layer.size for _, layer in inner)
-    in_main = sum(layer.size for e, layer in inner if e.format == main)
+    counted = sum(prod(entry.shape) for entry in entries if entry.in_ratio)
+    in_main = sum(prod(entry.shape) for entry in entries if entry.in_ratio and entry.format == main)
     return Summary(
         weights=weights,
         bytes=stored,
         bits_per_weight=round(8 * stored / weights, 4) if weights else 0.0,
-        bits_per_weight_requested=requested.bits_per_weight_requested if requested else None,
+        bits_per_weight_requested=bits_requested,
         ratio=round(in_main / counted, 6) if counted else 0.0,
-        ratio_requested=requested.ratio_requested if requested else None,
+        ratio_requested=ratio_requested,
     )

@@ -8,17 +8,20 @@ from math import gcd
 import numpy as np
 
 BINS = 20_000
-"""Most distinct totals that are told apart; beyond it sizes are rounded to 1/20000 of the whole, far below one layer."""
+"""Most totals that are told apart. Beyond it subsets of like total share a bin, and each bin keeps its cheapest with its true total."""
 
 
 def nearest_subset(sizes: Sequence[int], costs: Sequence[float], ratio: float) -> list[int]:
     """Indices of the subset whose total is nearest to `ratio` of the whole; among those the one of least total cost.
 
-    An exact 0/1 knapsack over the totals (in units of the sizes' greatest common divisor). Of two totals equally near the smaller is taken.
-    NNCF instead walks the layers in order and stops at the first that does not fit, which can miss the ratio by any amount.
+    A 0/1 knapsack over the totals in units of the sizes' greatest common divisor: exact up to BINS totals, beyond that within a few bins.
+    Of two totals equally near the smaller is taken. NNCF instead walks the layers in order and stops at the first that does not fit, which
+    can miss the ratio by any amount.
     """
     if not sizes or ratio <= 0:
         return []
+    if ratio >= 1:
+        return list(range(len(sizes)))
     unit = gcd(*sizes)
     if sum(sizes) // unit > BINS:
         unit = -(-sum(sizes) // BINS)
@@ -26,17 +29,20 @@ def nearest_subset(sizes: Sequence[int], costs: Sequence[float], ratio: float) -
     total = sum(steps)
     best = np.full(total + 1, np.inf)
     best[0] = 0.0
-    taken = np.zeros((len(steps), total + 1), bool)
-    for i, (step, cost) in enumerate(zip(steps, costs, strict=True)):
-        candidate = np.full(total + 1, np.inf)
-        candidate[step:] = best[: total + 1 - step] + cost
-        taken[i] = candidate < best
-        best = np.where(taken[i], candidate, best)
+    true = np.zeros(total + 1, np.int64)
+    # One bit for each layer and total: a mixture of experts has ten thousands of layers.
+    taken = np.zeros((len(steps), total // 8 + 1), np.uint8)
+    for i, (step, size, cost) in enumerate(zip(steps, sizes, costs, strict=True)):
+        candidate = best[:-step] + cost
+        better = candidate < best[step:]
+        taken[i] = np.packbits(np.concatenate([np.zeros(step, bool), better]))
+        true[step:] = np.where(better, true[:-step] + size, true[step:])
+        best[step:] = np.where(better, candidate, best[step:])
     reachable = np.flatnonzero(np.isfinite(best))
-    goal = int(reachable[np.argmin(np.abs(reachable - ratio * total))])
+    goal = int(reachable[np.argmin(np.abs(true[reachable] - ratio * sum(sizes)))])
     chosen = []
     for i in reversed(range(len(steps))):
-        if taken[i, goal]:
+        if taken[i, goal // 8] >> (7 - goal % 8) & 1:
             chosen.append(i)
             goal -= steps[i]
     return sorted(chosen)

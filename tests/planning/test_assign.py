@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -121,6 +122,42 @@ def test_a_ratio_between_needs_scores() -> None:
         plan(model(), ratio=0.5)
 
 
+def test_a_ratio_counts_what_does_not_fit_but_not_what_a_rule_names() -> None:
+    layers = [*model(blocks=3), *(layer(f"model.layers.{i}.odd", 64, 100) for i in range(2))]
+    scores = {one.name: 1.0 for one in layers}
+    counted = 9 * 128 + 2 * 100
+    assert plan(layers, scores, ratio=0.5).summary.ratio == round(5 * 128 / counted, 6)
+    assert plan(layers, scores, ratio=0.99).summary.ratio == round(9 * 128 / counted, 6)
+    named = plan(layers, scores, ratio=0.67, ignored_scope=["*.0.*"], override=["*.1.*=int4_asym"])
+    assert named.summary.ratio == round(2 / 3, 6) and sum(e.in_ratio for e in named.layers) == 3
+    assert Plan.from_json(named.to_json()).check_against(layers) == named
+
+
+def test_a_missing_score_is_told() -> None:
+    scores = {one.name: 1.0 for one in model() if "o_proj" not in one.name}
+    with pytest.raises(OptionError, match=r"2 layers have no sensitivity score, model\.layers\.0\.o_proj"):
+        plan(model(), scores, ratio=0.5)
+
+
+def test_what_was_asked_for_counts_rules_but_not_misfits() -> None:
+    found = plan(model(), ignored_scope=["lm_head"], override=["*.1.q_proj=int4_sym:32", "*.1.o_proj=fp32"])
+    assert found.summary.bits_per_weight == found.summary.bits_per_weight_requested
+    odd = plan([*model(), layer("model.layers.0.odd", 64, 50)])
+    assert odd.summary.bits_per_weight > (odd.summary.bits_per_weight_requested or 0) > 0
+    assert odd.notes == ("1 layers that the group does not divide: 1 int8_asym",)
+
+
+def test_many_experts_are_planned_in_seconds() -> None:
+    layers = [*model(), *(layer(f"model.layers.{i % 2}.mlp.experts.{i}.up_proj", 64, 128 + 64 * (i % 3)) for i in range(8000))]
+    scores = {one.name: float(i % 97) for i, one in enumerate(layers)}
+    started = time.monotonic()
+    found = plan(layers, scores, ratio=0.7, override=["*.5.up_proj=int8_asym"])
+    # 1 to 2 s on two slow cores; ten times that is a loop over all layers for each layer.
+    assert time.monotonic() - started < 15
+    # A few of 20 000 bins.
+    assert found.summary.ratio == pytest.approx(0.7, abs=2e-4)
+
+
 @pytest.mark.parametrize(
     "rule",
     [
@@ -175,6 +212,8 @@ def test_overrides_obey_the_same_group_rules() -> None:
     assert found["model.layers.0.odd"] == ("int4_sym", 32) and found["model.layers.1.odd"] == ("int8_asym", -1)
     with pytest.raises(GroupSizeError, match="2 layers"):
         plan(layers, override=["*odd=int4_sym:64"], group_size_fallback="error")
+    with pytest.raises(GroupSizeError, match=r"group size 64 or 128: .*0\.odd \(96 by 64\), model\.layers\.1\.odd \(50 by 128\)"):
+        plan(layers, override=["*.0.odd=int4_sym:64"], group_size=128, group_size_fallback="error")
 
 
 def test_an_override_of_a_table_stays_readable() -> None:

@@ -1,0 +1,66 @@
+"""What can be said about options without a model: which format they mean, whether they contradict it."""
+
+from __future__ import annotations
+
+from llmcomp import formats
+from llmcomp.errors import OptionError
+from llmcomp.options import ExportOptions
+from llmcomp.options.rules import did_you_mean
+from llmcomp.planning.scheme import FLOATS
+
+SHORT = {"int8": ("int8_asym", "int8_sym"), "int4": ("int4_asym", "int4_sym")}
+"""optimum-cli's names -> (without --sym, with --sym)."""
+COMPRESSION_FIELDS = {
+    "weight_format",
+    "sym",
+    "ratio",
+    "group_size",
+    "group_size_fallback",
+    "all_layers",
+    "backup_precision",
+    "ignored_scope",
+    "override",
+    "sensitivity_metric",
+}
+
+
+def resolve(name: str, sym: bool) -> str:
+    """The exact name of a weight format.
+
+    Raises:
+        OptionError: no such format.
+    """
+    if name in SHORT:
+        return SHORT[name][sym]
+    if name in FLOATS or formats.exists(name):
+        return name
+    raise OptionError(f"weight format {name!r}", "no such format", did_you_mean(name, [*SHORT, *formats.names(), "fp16", "fp32"]))
+
+
+def is_low(name: str) -> bool:
+    """Whether a format is smaller than the backup, so that a ratio can mix the two."""
+    return name not in FLOATS and formats.get(name).bits < 8
+
+
+def check_options(options: ExportOptions) -> None:
+    """What can be refused without a model.
+
+    Raises:
+        OptionError: an unknown format in --weight-format or --override, or options that contradict it.
+    """
+    main = resolve(options.weight_format, options.sym)
+    if options.sym and main.endswith("_asym"):
+        raise OptionError("--sym", f"{main} is asymmetric by name", f"Use --weight-format {main.removesuffix('asym')}sym, or drop --sym")
+    if not is_low(main) and options.ratio != 1:
+        raise OptionError(f"--ratio {options.ratio:g}", f"{main} is no smaller than the backup, so nothing is to mix", "Use --ratio 1")
+    if not is_low(main) and options.group_size not in (None, -1):
+        scales = "no scales" if main in FLOATS else "one scale for each output channel"
+        raise OptionError(f"--group-size {options.group_size}", f"{main} has {scales}", "Use --group-size -1")
+    for override in options.overrides:
+        if resolve(override.format, options.sym) in FLOATS and override.group_size is not None:
+            raise OptionError(f"override '{override.text}'", f"{override.format} has no groups", "Leave the group size out")
+
+
+def needs_scores(options: ExportOptions) -> bool:
+    """Whether a plan must read weights: only a ratio strictly between 0 and 1 ranks layers."""
+    return is_low(resolve(options.weight_format, options.sym)) and 0 < options.ratio < 1
