@@ -26,7 +26,8 @@ def run(parsed: argparse.Namespace) -> int:
     from llmcomp.export import plan_model
 
     with make_progress(quiet=False, json_log=None, stream=sys.stderr) as progress:
-        text = plan_model(options, progress).to_json()
+        # A plan is about weights: a source without tokenizer has one too.
+        text = plan_model(options.model_copy(update={"no_tokenizer": True}), progress).to_json()
     if parsed.output_file:
         Path(parsed.output_file).write_text(text, encoding="utf8")
     else:

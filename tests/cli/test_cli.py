@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,33 @@ def test_plain_lines_come_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
         face.advance(5)
     lines = stream.getvalue().splitlines()
     assert lines[0] == "compress ..." and 2 <= len(lines) <= 5 and " %, about" in lines[1] and "s left" in lines[1]
+
+
+def test_the_bar_prints_what_it_is_told_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with ExitStack() as stack:
+        face = faces.Bar(stack)
+        face.stage("compress")
+        face.start(10, "weights")
+        face.advance(4)
+        face.layer("model.[/b].0", "int4_sym", 0.5, group_size=64)
+        face.progress.columns[0](face.progress.tasks[0])  # what the next refresh draws
+        face.note("/a/[red]folder")
+        face.warn("careful [/b]")
+        assert (face.progress.tasks[0].completed, face.progress.tasks[0].total) == (4, 10)
+        face.finish()
+    told = capsys.readouterr().out
+    assert "  /a/[red]folder\n" in told and "warning: careful [/b]\n" in told
+
+
+def test_a_plan_needs_no_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny_llama(tmp_path / "m")
+    (tmp_path / "m" / "tokenizer.json").unlink()
+    assert main(["plan", str(tmp_path / "m"), "--ratio", "0.5", "-o", str(tmp_path / "p.json")]) == 0
+    plan = json.loads((tmp_path / "p.json").read_text())
+    assert plan["main"] == "int4_asym" and plan["summary"]["ratio"] == pytest.approx(0.5, abs=0.05)
+    assert main(["plan", str(tmp_path / "m"), "--recipe", "laptop-int4"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["summary"]["ratio"] == 1.0 and "plan ..." in told.err
 
 
 def test_the_log_is_one_object_a_line_beside_any_face(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
