@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import openvino as ov
@@ -16,12 +16,23 @@ CHECK = "check"
 TYPES = {"F32": ov.Type.f32, "F16": ov.Type.f16, "BF16": ov.Type.bf16}
 
 
+class Trace(NamedTuple):
+    model: ov.Model
+    """Grouped rows [rows, groups, size] -> the rule's results."""
+    names: tuple[str, ...]
+    """Names of the results, in order."""
+    ranked: bool
+    """The rule compares each weight with many thresholds."""
+
+
 class TraceNamespace:
     """Every method adds one node. Constants are f32.
 
     A value per group has rank 2 here, and gets its last axis of 1 only where it meets the weights: over such an axis the plugin's kernels
     take one element at a time (measured: a third of the whole time).
     """
+
+    ranked = False
 
     def min(self, x: Any) -> Any:
         return ops.reduce_min(x, ops.constant([-1]), False)
@@ -63,6 +74,7 @@ class TraceNamespace:
         return ops.clamp(x, low, high)
 
     def rank(self, x: Any, thresholds: Sequence[float]) -> Any:
+        self.ranked = True
         total = None
         for threshold in thresholds:
             above = ops.select(self.less(float(threshold), x), *_aligned(1.0, 0.0))
@@ -84,10 +96,11 @@ def _aligned(*values: Any) -> list[Any]:
     return [ops.unsqueeze(n, ops.constant([-1])) if r == 2 and max(ranks) == 3 else n for n, r in zip(nodes, ranks, strict=True)]
 
 
-def trace(fmt: Format, dtype: str) -> tuple[ov.Model, tuple[str, ...]]:
-    """(model: grouped rows [rows, groups, size] of `dtype` -> the rule's results, their names in order)."""
+def trace(fmt: Format, dtype: str) -> Trace:
+    """The format's rule on rows of `dtype`, a key of `TYPES`, with the extra result `CHECK`."""
     parameter = ops.parameter([-1, -1, -1], TYPES[dtype])
     wide = parameter if dtype == "F32" else ops.convert(parameter, "f32")
-    results = {**fmt.quantize(TraceNamespace(), wide), CHECK: ops.reduce_sum(wide, ops.constant([-1]), False)}
+    xp = TraceNamespace()
+    results = {**fmt.quantize(xp, wide), CHECK: ops.reduce_sum(wide, ops.constant([-1]), False)}
     model = ov.Model([ops.result(node) for node in results.values()], [parameter], f"{fmt.name}_{dtype}")
-    return model, tuple(results)
+    return Trace(model, tuple(results), xp.ranked)

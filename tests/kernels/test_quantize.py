@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from llmcomp import formats, kernels
+from llmcomp.formats.nf4 import THRESHOLDS
 from llmcomp.kernels import quantize as module
 from tests.formats.inputs import CASES
 
@@ -48,6 +49,30 @@ def test_equal_to_numpy(name: str, dtype: str, case: str) -> None:
 @pytest.mark.parametrize("name", formats.names())
 def test_any_shape(name: str, rows: int, width: int, group: int) -> None:
     check(name, np.random.default_rng(0).normal(size=(rows, width)).astype(np.float32), group)
+
+
+def test_nf4_on_and_beside_every_threshold() -> None:
+    """With a largest magnitude of 1 the scale is 1, so these are the quotients themselves: on a threshold the lower level wins."""
+    t = np.array(THRESHOLDS, np.float32)
+    below, above = np.nextafter(t, np.float32(-2)), np.nextafter(t, np.float32(2))
+    w = np.concatenate([below, t, above, [1, -1, 0]]).astype(np.float32)[None].repeat(8, 0)
+    tile = check("nf4", w, 48)
+    assert formats.unpack(tile.codes, "nf4", w.shape)[0].tolist() == [*range(15), *range(15), *range(1, 16), 15, 0, 7]
+
+
+@pytest.mark.parametrize("name", formats.names())
+def test_a_whole_tile(name: str) -> None:
+    """As large as an export's, so that every vector width and loop tail of the compiled code has run."""
+    check(name, np.random.default_rng(1).standard_t(4, (252, 2080)).astype(ml_dtypes.bfloat16), 80)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_an_undocumented_option_may_be_refused(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
+    """Without the plugin's option for one fused kernel the codes are the same."""
+    monkeypatch.setattr(module, "ONE_PASS", module.ONE_PASS if known else {"NO_SUCH_OPTION": "1"})
+    kernels.clear_cache()
+    check("nf4", CASES["heavy tails"], 64)
+    kernels.clear_cache()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
