@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from llmcomp.checkpoint.header import is_name
+from llmcomp.checkpoint.header import LFS, is_name, pointer
 from llmcomp.errors import CheckpointError
 
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -92,6 +92,8 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
         raise CheckpointError(str(path), f"it has {size} bytes, too few for a GGUF file", DAMAGED)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         reader = _Reader(path, data)
+        if data[:8] == LFS:
+            raise pointer(path)
         if data[:4] != b"GGUF":
             raise reader.wrong("it is no GGUF file")
         reader.at = 4

@@ -23,6 +23,8 @@ ITEM_BITS = {
     "F4": 4,
 }
 DAMAGED = "Download or copy the file again"
+LFS = b"version "
+"""First 8 bytes of what Git leaves in place of a large file; as the length of a header they are far beyond the limit."""
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
@@ -36,6 +38,8 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         start = file.read(8)
         if len(start) < 8:
             raise CheckpointError(str(path), f"it has {size} bytes, too few for a safetensors file", DAMAGED)
+        if start == LFS:
+            raise pointer(path)
         length = int.from_bytes(start, "little")
         if length > MAX_HEADER:
             raise CheckpointError(str(path), f"its header claims {length} bytes, more than the format allows", DAMAGED)
@@ -65,6 +69,11 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     if position < size:
         raise CheckpointError(str(path), f"{size - position} bytes follow the last tensor that its header names", DAMAGED)
     return tensors
+
+
+def pointer(path: Path) -> CheckpointError:
+    """The error for a file that was cloned without its contents."""
+    return CheckpointError(str(path), "it is a pointer of Git LFS, not the file itself", "Run `git lfs pull` in the folder, or download it")
 
 
 def is_name(name: str) -> bool:

@@ -25,10 +25,21 @@ def open(
         CheckpointError: it is none of these, or a file of it is wrong.
         HubError: the hub cannot be reached, or refuses.
     """
+    try:
+        return _open(source, revision, token, cache_dir, offline)
+    except OSError as error:
+        # A link whose target is gone, a folder named like a shard, a file that others may not read, a name that is too long.
+        thing = error.filename if isinstance(error.filename, str) else str(source)
+        raise CheckpointError(
+            thing[:300], f"it cannot be read ({error.strerror or error})", "Check the path and who may read it; if it is a link, its target"
+        ) from None
+
+
+def _open(source: str | Path, revision: str | None, token: str | None, cache_dir: str | Path | None, offline: bool) -> Checkpoint:
     path = Path(source)
     if path.is_dir():
         return FolderCheckpoint(path, str(source))
-    if path.suffix == ".gguf":
+    if path.suffix.lower() == ".gguf":
         from llmcomp.checkpoint.gguf import GGUFCheckpoint
 
         if not path.is_file():

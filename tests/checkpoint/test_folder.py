@@ -192,6 +192,46 @@ def test_index_and_shards(tmp_path: Path) -> None:
         checkpoint.open(tmp_path)
 
 
+def test_what_the_system_does_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "folder"
+    tiny_llama(folder)
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()
+    with pytest.raises(CheckpointError, match="cannot be read") as caught:
+        checkpoint.open(folder)
+    assert "model.safetensors" in str(caught.value)
+    with pytest.raises(CheckpointError, match=r"cannot be read|no such folder"):
+        checkpoint.open("x" * 5000)
+    forbidden = tmp_path / "forbidden"
+    tiny_llama(forbidden)
+
+    def refuse(self: Path, *_: Any, **__: Any) -> Any:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(CheckpointError, match=r"config\.json: it cannot be read .Permission denied"):
+        checkpoint.open(forbidden)
+
+
+def test_a_link_whose_target_is_gone(tmp_path: Path) -> None:
+    tiny_llama(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    try:
+        (tmp_path / "model.safetensors").symlink_to(tmp_path / "gone")
+    except OSError:
+        pytest.skip("this system lets us make no links")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: it cannot be read.*its target"):
+        checkpoint.open(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "m.gguf"])
+def test_a_pointer_of_git_lfs(tmp_path: Path, name: str) -> None:
+    tiny_llama(tmp_path)
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0000\nsize 269060552\n")
+    with pytest.raises(CheckpointError, match=rf"{name}: it is a pointer of Git LFS.*git lfs pull"):
+        checkpoint.open(tmp_path / name if name == "m.gguf" else tmp_path)
+
+
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     def refused(folder: Path | str, words: str) -> None:
         with pytest.raises(CheckpointError, match=words):

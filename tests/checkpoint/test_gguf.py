@@ -29,6 +29,11 @@ def test_rows_are_the_decoded_tensors(tmp_path: Path, kind: gguf.GGMLQuantizatio
         assert np.array_equal(opened.rows(name, 5, 11).astype(np.float32), w[5:11]), name
 
 
+def test_the_suffix_may_be_in_capitals(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "M.GGUF")
+    assert isinstance(checkpoint.open(tmp_path / "M.GGUF"), GGUFCheckpoint)
+
+
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 def test_only_llama_interleaves_its_rows(tmp_path: Path, architecture: str) -> None:
     wanted = write_gguf(tmp_path / "m.gguf", architecture=architecture, biases=True)
