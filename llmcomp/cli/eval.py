@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
+import time
 from pathlib import Path
 from typing import Any
+
+LINE_SECONDS = 30.0
+"""Between lines of progress where there is no terminal."""
+COLUMNS = ("ppl", "word_ppl", "kl", "kl_se", "kl_p50", "kl_p90", "kl_p99", "top1")
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -21,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reference", metavar="FOLDER_OR_HF", help="OpenVINO folder, Hugging Face folder or hub id (run in float32) to compare with."
     )
-    parser.add_argument("--tokenizer", metavar="FOLDER_OR_HF", help="Default: that of the first folder.")
+    parser.add_argument("--tokenizer", metavar="FOLDER_OR_HF", help="Default: that of the first folder that has one, else the reference's.")
     parser.add_argument("--text", metavar="FILE", help="UTF-8 text to judge on. Default: the topics of Python's own help.")
     parser.add_argument("--dataset", metavar="NAME[:SPLIT]", help="Hub dataset to judge on; split test unless given.")
     parser.add_argument("--dataset-config", metavar="NAME", help="The dataset's configuration.")
@@ -39,54 +45,133 @@ def run(parsed: argparse.Namespace) -> int:
     from llmcomp.judge import JudgeError, evaluate, load_text
 
     try:
+        if parsed.json and not parsed.json.absolute().parent.is_dir():
+            raise JudgeError(f"--json {parsed.json}: there is no folder {parsed.json.absolute().parent}. Make it first.")
         text = load_text(parsed.text, parsed.dataset, parsed.dataset_config, parsed.dataset_column)
-        scores = evaluate(
-            parsed.folders,
-            text,
-            parsed.reference,
-            parsed.tokenizer,
-            parsed.window,
-            parsed.stride,
-            parsed.windows,
-            parsed.trust_remote_code,
-            tell=lambda line: print(line, file=sys.stderr, flush=True),
-        )
+        with _Progress() as face:
+            scores = evaluate(
+                parsed.folders,
+                text,
+                parsed.reference,
+                parsed.tokenizer,
+                parsed.window,
+                parsed.stride,
+                parsed.windows,
+                parsed.trust_remote_code,
+                tell=face.tell,
+                progress=face.advance,
+            )
     except JudgeError as error:
         print(f"llmcomp: error: {error}", file=sys.stderr)
         return 8
-    _print(scores, text.name)
+    (_table if sys.stdout.isatty() else _lines)(scores)
+    first = scores[0]
+    note = "" if all(s.kl is None for s in scores) else "; KL(reference || model) in nats per token"
+    print(f"{text.name}: {first.windows} windows of {first.window} tokens, stride {first.stride}, no BOS{note}")
     if parsed.json:
-        from dataclasses import asdict
-
-        parsed.json.write_text(json.dumps({"text": text.name, "scores": [asdict(s) for s in scores]}, indent=1) + "\n", encoding="utf8")
+        parsed.json.write_text(json.dumps(_record(parsed, text, scores), indent=1, allow_nan=False) + "\n", encoding="utf8")
     return 0
 
 
-def _print(scores: list[Any], text: str) -> None:
+class _Progress:
+    """A bar with the time left on a terminal; else a line now and then. On stderr."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        console = Console(stderr=True, highlight=False)
+        columns = (TextColumn("windows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=console, transient=True) if console.is_terminal else None
+        self._task: Any = None
+        self._started = self._told = time.monotonic()
+
+    def tell(self, line: str) -> None:
+        if self._bar:
+            self._bar.console.print(line, markup=False)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def advance(self, done: int, total: int) -> None:
+        if self._bar:
+            self._task = self._bar.add_task("", total=total) if self._task is None else self._task
+            self._bar.update(self._task, completed=done)
+            return
+        now = time.monotonic()
+        if done == 0:
+            self._started = self._told = now
+            self.tell(f"{total} windows")
+        elif now - self._told > LINE_SECONDS and done < total:
+            self._told = now
+            self.tell(f"{done} of {total} windows, about {(now - self._started) / done * (total - done):.0f} s left")
+
+    def __enter__(self) -> _Progress:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+
+def _table(scores: list[Any]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table("model", "ppl", "word ppl", "KL", "± se", "median", "90 %", "99 %", "top-1", "MiB", box=None, header_style="bold")
+    table = Table(box=None, header_style="bold")
+    table.add_column("model", overflow="fold")
+    for name in ("ppl", "word ppl", "KL", "± se", "median", "90 %", "99 %", "top-1", "MiB"):
+        table.add_column(name, justify="right", no_wrap=True)
     for s in scores:
-        p = s.kl_percentiles or {}
-        table.add_row(
-            s.name,
-            f"{s.perplexity:.4f}",
-            f"{s.word_perplexity:.2f}",
-            _number(s.kl, 5),
-            _number(s.kl_standard_error, 5),
-            *(_number(p.get(q), 5) for q in ("50", "90", "99")),
-            _number(s.top1, 4),
-            f"{s.bin_bytes / 2**20:.1f}" if s.bin_bytes else "",
-        )
-    console = Console(highlight=False)
-    console = console if console.is_terminal else Console(highlight=False, width=160)
-    console.print(table)
-    first = scores[0]
-    console.print(
-        f"{text}: {first.windows} windows of {first.window} tokens, stride {first.stride}, no BOS; KL(reference || model) in nats per token"
-    )
+        figures = _figures(s)
+        size = f"{s.bin_bytes / 2**20:.1f}" if s.bin_bytes is not None else ""
+        # Not as markup: a folder may have brackets in its name.
+        table.add_row(Text(s.name), *(figures.get(k, "") for k in COLUMNS), size)
+    Console(highlight=False).print(table)
 
 
-def _number(value: float | None, digits: int) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
+def _lines(scores: list[Any]) -> None:
+    for s in scores:
+        words = [f"{key}={value}" for key, value in _figures(s).items()]
+        if s.bin_bytes is not None:
+            words += [f"bin_bytes={s.bin_bytes}", f"bin_mib={s.bin_bytes / 2**20:.1f}"]
+        print(f"{s.name}: {' '.join(words)} s={s.seconds:.1f}")
+
+
+def _figures(s: Any) -> dict[str, str]:
+    """Printed figures by name; those that there are."""
+    p = s.kl_percentiles or {}
+    digits = {
+        "ppl": (s.perplexity, 4),
+        "word_ppl": (s.word_perplexity, 2),
+        "kl": (s.kl, 5),
+        "kl_se": (s.kl_standard_error, 5),
+        **{f"kl_p{q}": (value, 5) for q, value in p.items()},
+        "top1": (s.top1, 4),
+    }
+    # Adding zero turns the -0.0 of rounding noise into 0.0.
+    return {key: f"{round(value, n) + 0.0:.{n}f}" for key, (value, n) in digits.items() if value is not None}
+
+
+def _record(parsed: argparse.Namespace, text: Any, scores: list[Any]) -> dict[str, Any]:
+    import hashlib
+    import shlex
+    from dataclasses import asdict
+    from importlib.metadata import version
+
+    from llmcomp.judge import PROPERTIES
+
+    content = text.content.encode("utf8", "surrogatepass")
+    # JSON has no infinity.
+    told = [{k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(s).items()} for s in scores]
+    return {
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "reference": parsed.reference,
+        "text": text.name,
+        "text_sha256": hashlib.sha256(content).hexdigest(),
+        "properties": PROPERTIES,
+        "versions": {name: version(name) for name in ("openvino", "numpy")},
+        "scores": told,
+    }

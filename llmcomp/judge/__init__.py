@@ -7,7 +7,9 @@ read first: evaluate.py
 """
 
 from llmcomp.judge.errors import JudgeError
-from llmcomp.judge.evaluate import Scores, evaluate
+from llmcomp.judge.evaluate import evaluate
+from llmcomp.judge.models import PROPERTIES
+from llmcomp.judge.tally import Scores
 from llmcomp.judge.text import Text, load_text
 
-__all__ = ["JudgeError", "Scores", "Text", "evaluate", "load_text"]
+__all__ = ["PROPERTIES", "JudgeError", "Scores", "Text", "evaluate", "load_text"]

@@ -1,45 +1,28 @@
-"""Reference and candidate in lock-step, window by window: exact f32 log-probabilities are compared and nothing large is kept.
+"""All models in lock-step, window by window: exact f32 log-probabilities are compared and nothing large is kept.
 
-Both are held in memory at once. Perplexity is of tokens in disjoint windows unless a stride says otherwise, no BOS; KL is averaged over all
-positions (of the new tokens, with a stride), its standard error taken over windows.
+The reference and every candidate are compiled and held in memory at once; judge many large folders one at a time. Perplexity is of the
+tokens in disjoint windows unless a stride says otherwise, no BOS; the first token of a window has no context and is not scored. KL and
+agreement are taken at every position (of the new tokens, with a stride).
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmcomp.judge.errors import JudgeError
-from llmcomp.judge.metrics import Window, log_softmax, token_kl, token_nll, windows
-from llmcomp.judge.models import HFModel, IRModel, Model, require_ir
+from llmcomp.judge.hf_model import HFModel
+from llmcomp.judge.hub import is_hub_id
+from llmcomp.judge.metrics import Window, log_softmax, windows
+from llmcomp.judge.models import IRModel, Model, require_ir
+from llmcomp.judge.tally import Scores, Tally
 from llmcomp.judge.text import Text
-
-
-@dataclass(frozen=True)
-class Scores:
-    """What one model got. KL and agreement are None without a reference."""
-
-    name: str
-    perplexity: float
-    word_perplexity: float
-    kl: float | None
-    kl_standard_error: float | None
-    kl_percentiles: dict[str, float] | None
-    """Median, 90th and 99th percentile over tokens."""
-    top1: float | None
-    bin_bytes: int | None
-    windows: int
-    window: int
-    stride: int
-    seconds: float
+from llmcomp.judge.tokens import Tokens, tokenize, tokenizer_source
 
 
 def evaluate(
@@ -52,104 +35,88 @@ def evaluate(
     limit: int | None = None,
     trust_remote_code: bool = False,
     tell: Callable[[str], None] = lambda _: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Scores]:
     """Scores of the reference (if any) and of each folder, on the same windows.
 
-    `reference` is an IR folder, a Hugging Face folder or a hub id. `stride` defaults to `window`.
+    `reference` is an IR folder, a Hugging Face folder or a hub id (float32 in a process of its own). `stride` defaults to `window`, `limit`
+    (windows) to all that the text gives. The tokenizer is that of the first folder that has one, else the reference's. `tell` gets lines
+    about what is being loaded, `progress` how many windows are done of how many.
 
     Raises:
-        JudgeError: nothing to judge, too little text, vocabularies that differ, logits that are not finite.
+        JudgeError: nothing to judge, too little text, vocabularies that differ, logits that are not finite, a hub that cannot be reached.
     """
-    stride = stride or window
+    stride = window if stride is None else stride
     if window < 2 or not 0 < stride <= window:
         raise JudgeError(f"window {window}, stride {stride}: a window has at least 2 tokens, and a stride lies between 1 and the window.")
+    if limit is not None and limit < 1:
+        raise JudgeError(f"{limit} windows: there is nothing to judge on. Ask for at least one.")
     for folder in folders:
         require_ir(Path(folder))
-    ids, words_per_token = _tokens(tokenizer or folders[0], text, trust_remote_code)
-    spans = list(windows(len(ids), window, stride, limit))
-    if not spans or (limit is not None and len(spans) < limit):
-        raise JudgeError(
-            f"{text.name}: it has {len(ids)} tokens, {len(list(windows(len(ids), window, stride)))} windows of {window}. Give more text, or ask for less."
-        )
-    results: list[Scores] = []
+    if reference:
+        _check_reference(reference)
+    tokens = tokenize(tokenizer or tokenizer_source(folders, reference), text.content, trust_remote_code)
+    spans = _spans(tokens, text, window, stride, limit)
     with ExitStack() as stack:
-        base = _reference(reference, window, trust_remote_code, stack) if reference else None
-        for index, folder in enumerate(folders):
-            tell(f"{folder}: {len(spans)} windows of {window} tokens")
-            candidate = IRModel(Path(folder))
-            started = time.perf_counter()
-            mine, theirs = _Tally(), _Tally()
-            for span in spans:
-                x = ids[span.start : span.stop]
-                logp = _log_probabilities(candidate, x, folder)
-                expected = _log_probabilities(base, x, str(reference)) if base is not None else None
-                mine.add(logp, x, span, expected)
+        base = _reference(reference, window, trust_remote_code, stack, tell) if reference else None
+        models = []
+        for folder in folders:
+            tell(f"{folder}: loading")
+            model = IRModel(Path(folder))
+            models.append((model, Tally(folder, model.bin_bytes)))
+        theirs = Tally(str(reference), base.bin_bytes) if base is not None else None
+        for done, span in enumerate(spans):
+            progress(done, len(spans))
+            ids, words = tokens.ids[span.start : span.stop], tokens.words[span.start : span.stop]
+            expected = None
+            if base is not None and theirs is not None:
+                expected = _log_probabilities(base, ids, theirs)
+                theirs.add(expected, ids, words, span)
+            for model, tally in models:
+                logp = _log_probabilities(model, ids, tally)
+                tally.add(logp, ids, words, span)
                 if expected is not None:
-                    theirs.add(expected, x, span, None)
-            seconds = time.perf_counter() - started
-            shape = (len(spans), window, stride)
-            if index == 0 and base is not None:
-                nbytes = base.bin_bytes if isinstance(base, IRModel) else None
-                results.append(theirs.scores(str(reference), words_per_token, nbytes, shape, 0.0))
-            results.append(mine.scores(folder, words_per_token, candidate.bin_bytes, shape, seconds))
-    return results
+                    tally.compare(expected, logp, span)
+        progress(len(spans), len(spans))
+    tallies = [theirs] if theirs is not None else []
+    return [tally.scores(len(spans), window, stride) for tally in [*tallies, *(t for _, t in models)]]
 
 
-def _reference(source: str, window: int, trust: bool, stack: ExitStack) -> Model:
+def _spans(tokens: Tokens, text: Text, window: int, stride: int, limit: int | None) -> list[Window]:
+    count = len(tokens.ids)
+    spans = list(windows(count, window, stride, limit))
+    if not spans:
+        raise JudgeError(f"{text.name}: it has {count} tokens, and a window takes {window}. Give more text, or a smaller --window.")
+    if limit is not None and len(spans) < limit:
+        raise JudgeError(
+            f"{text.name}: it has {count} tokens, {len(spans)} windows of {window}, and {limit} are asked for. Give more text, or ask for fewer."
+        )
+    return spans
+
+
+def _check_reference(source: str) -> None:
+    if not Path(source).exists():
+        if not is_hub_id(source):
+            raise JudgeError(f"reference {source}: no such folder, and not a hub id. Check the name.")
+    elif not any((Path(source) / name).is_file() for name in ("openvino_model.xml", "config.json")):
+        raise JudgeError(f"reference {source}: neither an OpenVINO nor a Hugging Face folder. Give one of these, or a hub id.")
+
+
+def _reference(source: str, window: int, trust: bool, stack: ExitStack, tell: Callable[[str], None]) -> Model:
+    tell(f"{source}: loading the reference")
     if (Path(source) / "openvino_model.xml").is_file():
         return IRModel(Path(source))
-    if Path(source).exists() and not (Path(source) / "config.json").is_file():
-        raise JudgeError(f"reference {source}: neither an OpenVINO nor a Hugging Face folder. Give one of these, or a hub id.")
-    return stack.enter_context(HFModel(source, window, trust))
+    model = stack.enter_context(HFModel(source, window, trust))
+    tell(f"{source}: float32 in a process of its own, which hands logits over in a temporary file of {model.file_bytes / 2**20:.0f} MiB")
+    return model
 
 
-def _tokens(source: str, text: Text, trust: bool) -> tuple[NDArray[np.int64], float]:
-    """(token ids, whitespace words per token of the whole text)."""
-    from llmcomp.judge.tokens import tokenize
-
-    ids = np.asarray(tokenize(source, text.content, trust), np.int64)
-    if not len(ids):
-        raise JudgeError(f"{text.name}: it has no tokens. Give more text.")
-    return ids, len(text.content.split()) / len(ids)
-
-
-def _log_probabilities(model: Model, ids: NDArray[np.int64], name: str) -> NDArray[np.float32]:
+def _log_probabilities(model: Model, ids: NDArray[np.int64], tally: Tally) -> NDArray[np.float32]:
+    started = time.perf_counter()
     logits = model.logits(ids)
+    tally.seconds += time.perf_counter() - started
     if ids.max() >= logits.shape[-1]:
-        raise JudgeError(f"{name}: token {ids.max()} is beyond its vocabulary of {logits.shape[-1]}. Give the right --tokenizer.")
+        raise JudgeError(f"{tally.name}: token {ids.max()} is beyond its vocabulary of {logits.shape[-1]}. Give the right --tokenizer.")
     if not np.isfinite(logits).all():
-        raise JudgeError(f"{name}: {int((~np.isfinite(logits)).sum())} of its logits are NaN or Inf. The model is broken.")
+        raise JudgeError(f"{tally.name}: {int((~np.isfinite(logits)).sum())} of its logits are NaN or Inf. The model is broken.")
     return log_softmax(logits)
-
-
-class _Tally:
-    """Sums over windows."""
-
-    def __init__(self) -> None:
-        self.nll, self.tokens, self.agreed, self.compared = 0.0, 0, 0, 0
-        self.kl: list[NDArray[Any]] = []
-
-    def add(self, logp: NDArray[np.float32], ids: NDArray[np.int64], span: Window, expected: NDArray[np.float32] | None) -> None:
-        nll = token_nll(logp, ids, span)
-        self.nll += float(nll.sum(dtype=np.float64))
-        self.tokens += len(nll)
-        if expected is None:
-            return
-        if expected.shape != logp.shape:
-            raise JudgeError(f"the vocabularies differ: {expected.shape[-1]} in the reference, {logp.shape[-1]} in the model.")
-        new = slice(span.first, None)
-        self.kl.append(token_kl(expected[new], logp[new]))
-        self.agreed += int((expected[new].argmax(-1) == logp[new].argmax(-1)).sum())
-        self.compared += len(self.kl[-1])
-
-    def scores(self, name: str, words_per_token: float, nbytes: int | None, shape: tuple[int, int, int], seconds: float) -> Scores:
-        mean = self.nll / self.tokens
-        kl = se = top1 = percentiles = None
-        if self.kl:
-            means = np.array([k.mean(dtype=np.float64) for k in self.kl])
-            every = np.concatenate(self.kl)
-            kl = float(means.mean())
-            se = float(means.std(ddof=1) / math.sqrt(len(means))) if len(means) > 1 else math.nan
-            percentiles = {str(p): float(np.percentile(every, p)) for p in (50, 90, 99)}
-            top1 = self.agreed / self.compared
-        return Scores(name, math.exp(mean), math.exp(mean / words_per_token), kl, se, percentiles, top1, nbytes, *shape, seconds)

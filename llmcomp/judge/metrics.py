@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+ROWS = 32
+
 
 @dataclass(frozen=True)
 class Window:
@@ -34,10 +36,11 @@ def windows(tokens: int, length: int, stride: int, limit: int | None = None) -> 
 
 def log_softmax(logits: NDArray[Any]) -> NDArray[np.float32]:
     """Natural log-probabilities [tokens, vocabulary] in f32."""
-    z = logits.astype(np.float32)
-    z -= z.max(-1, keepdims=True)
-    z -= np.log(np.exp(z).sum(-1, keepdims=True))
-    return z
+    out = np.array(logits, np.float32)
+    for z in _blocks(out):
+        z -= z.max(-1, keepdims=True)
+        z -= np.log(np.exp(z).sum(-1, keepdims=True))
+    return out
 
 
 def token_nll(logp: NDArray[np.float32], ids: NDArray[np.int64], window: Window) -> NDArray[np.float32]:
@@ -49,4 +52,22 @@ def token_nll(logp: NDArray[np.float32], ids: NDArray[np.int64], window: Window)
 
 def token_kl(reference: NDArray[np.float32], logp: NDArray[np.float32]) -> NDArray[np.float32]:
     """KL(reference || candidate) in nats at each position, both log-probabilities [tokens, vocabulary]."""
-    return (np.exp(reference) * (reference - logp)).sum(-1)
+    return np.concatenate([(np.exp(p) * (p - q)).sum(-1) for p, q in zip(_blocks(reference), _blocks(logp), strict=True)])
+
+
+def mean_over_windows(values: list[NDArray[np.float32]]) -> tuple[float, float | None]:
+    """Mean over all values, and its standard error over windows, which may differ in length (the ratio estimator); None with a single one."""
+    sizes = np.array([len(v) for v in values], np.float64)
+    sums = np.array([v.sum(dtype=np.float64) for v in values])
+    mean = sums.sum() / sizes.sum()
+    n = len(values)
+    if n < 2:
+        return float(mean), None
+    residual = sums - mean * sizes
+    return float(mean), float(np.sqrt(n / (n - 1) * (residual**2).sum()) / sizes.sum())
+
+
+def _blocks(array: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
+    """Views of a few rows, so that what is computed between them stays small."""
+    for start in range(0, len(array), ROWS):
+        yield array[start : start + ROWS]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmcomp.judge.errors import JudgeError
+from llmcomp.judge.hub import offline, trouble
 
 COLUMNS = ("text", "sentence", "content")
 
@@ -42,10 +44,17 @@ def _dataset(name: str, config: str | None, column: str | None) -> Text:
     import datasets
 
     repo, _, split = name.partition(":")
+    reason = None if Path(repo).exists() else trouble()
     try:
-        rows = datasets.load_dataset(repo, config, split=split or "test")
+        with offline() if reason else nullcontext():
+            rows = datasets.load_dataset(repo, config, split=split or "test")
     except Exception as error:  # the library raises many kinds; each means that there is no text
-        raise JudgeError(f"dataset {name}: {type(error).__name__}: {error}. Check name, config and network, or give --text FILE.") from None
+        if reason:
+            raise JudgeError(f"dataset {name}: {reason}, and it is not in the cache. Check the network, or give --text FILE.") from None
+        told = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise JudgeError(
+            f"dataset {name}: it cannot be loaded ({told}). Check name, split and --dataset-config, or give --text FILE."
+        ) from None
     found = column or next((c for c in COLUMNS if c in rows.column_names), None)
     if found not in rows.column_names:
         raise JudgeError(f"dataset {name}: no column {found!r} among {', '.join(rows.column_names)}. Name one with --dataset-column.")
