@@ -100,7 +100,7 @@ class _Progress:
         now = time.monotonic()
         if done == 0:
             self._started = self._told = now
-            self.tell(f"{total} windows")
+            self.tell(f"{total} {'window' if total == 1 else 'windows'}")
         elif now - self._told > LINE_SECONDS and done < total:
             self._told = now
             self.tell(f"{done} of {total} windows, about {(now - self._started) / done * (total - done):.0f} s left")
@@ -167,7 +167,7 @@ def _record(parsed: argparse.Namespace, text: Any, scores: list[Any]) -> dict[st
     # JSON has no infinity.
     told = [{k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(s).items()} for s in scores]
     return {
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": f"{_program()} {shlex.join(sys.argv[1:])}",
         "reference": parsed.reference,
         "text": text.name,
         "text_sha256": hashlib.sha256(content).hexdigest(),
@@ -175,3 +175,8 @@ def _record(parsed: argparse.Namespace, text: Any, scores: list[Any]) -> dict[st
         "versions": {name: version(name) for name in ("openvino", "numpy")},
         "scores": told,
     }
+
+
+def _program() -> str:
+    name = Path(sys.argv[0]).name
+    return "python evaluation/perplexity.py" if name == "perplexity.py" else "llmcomp"

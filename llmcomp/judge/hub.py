@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from unittest import mock
+from typing import Any
 
 from llmcomp.judge.errors import JudgeError
 
@@ -20,7 +20,7 @@ REMEDY = "Check the network, or give a local one; what is in the hub client's ca
 
 def is_hub_id(source: str) -> bool:
     """NAME or OWNER/NAME, as the hub allows them."""
-    return re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source) is not None
+    return re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", source) is not None
 
 
 def trouble() -> str | None:
@@ -60,13 +60,16 @@ def require_cached(repo: str, file: str, reason: str, what: str) -> None:
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """The hub's clients, whether imported yet or not, look into their cache alone."""
-    with mock.patch.dict(os.environ, {"HF_HUB_OFFLINE": "1"}):
-        import datasets
-        import huggingface_hub
+    """The hub's client and `datasets` look into their cache alone; both read the environment only when they are imported."""
+    import datasets
+    import huggingface_hub
 
-        with (
-            mock.patch.object(huggingface_hub.constants, "HF_HUB_OFFLINE", True),
-            mock.patch.object(datasets.config, "HF_HUB_OFFLINE", True),
-        ):
-            yield
+    places: list[Any] = [huggingface_hub.constants, datasets.config]
+    before = [place.HF_HUB_OFFLINE for place in places]
+    try:
+        for place in places:
+            place.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.HF_HUB_OFFLINE = value
