@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from llmcomp import checkpoint as checkpoints
 from llmcomp import kernels, planning
@@ -23,6 +23,7 @@ from llmcomp.graph.model import ModelGraph, flat_rows
 from llmcomp.graph.skeleton import get_skeleton
 from llmcomp.options import ExportOptions
 from llmcomp.planning import Plan, Scheme
+from llmcomp.progress import Progress
 from llmcomp.writing import verify
 from llmcomp.writing.bundle import bundle, check_disk, check_output
 from llmcomp.writing.forecast import Forecast, forecast, least_bytes
@@ -36,25 +37,6 @@ from llmcomp.writing.stream import Outcome, check_kept, stream, tile_rows
 from llmcomp.writing.tokenizer import Conversion
 
 REPORTED_VERSIONS = ("llmcomp", "openvino", "openvino-tokenizers", "optimum", "optimum-intel", "transformers", "torch")
-
-
-class Progress(Protocol):
-    """What an export tells while it runs; `llmcomp.cli.progress` has the faces."""
-
-    def stage(self, name: str) -> None: ...
-    def start(self, total: int, what: str) -> None: ...
-    def advance(self, amount: int) -> None: ...
-    def layer(self, name: str, format: str, seconds: float, **details: Any) -> None: ...
-    def note(self, text: str) -> None: ...
-    def warn(self, text: str) -> None: ...
-    def finish(self) -> None: ...
-
-
-class Silent:
-    """A Progress that says nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_, **__: None
 
 
 @dataclass(frozen=True)
@@ -92,7 +74,7 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
         LlmcompError: before any weight is read where that can be known; then no output folder is left either.
     """
     assert options.output is not None
-    run = _Run(progress or Silent())
+    run = _Run(progress or Progress())
     with run.stage("checks"):
         planning.check_options(options)
         check_output(options.output, options.model, options.overwrite)
@@ -132,14 +114,14 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
 
 def plan_model(options: ExportOptions, progress: Progress | None = None) -> Plan:
     """The plan that `export` would follow, with exact sizes."""
-    run = _Run(progress or Silent())
+    run = _Run(progress or Progress())
     return _plan(_graph(_open(options), options, run), options, run)
 
 
 def dry_run(options: ExportOptions, progress: Progress | None = None) -> Forecast:
     """Size, memory and time of an export, without writing anything but the cached skeleton."""
     assert options.output is not None
-    run = _Run(progress or Silent())
+    run = _Run(progress or Progress())
     check_output(options.output, options.model, options.overwrite)
     graph = _graph(_open(options), options, run)
     schemes = _schemes(_plan(graph, options, run))

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import openvino as ov
 
-LOW = {"i8", "u8", "i4", "u4", "nf4"}
 LARGE = 1024
 
 

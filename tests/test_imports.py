@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "llmcomp"
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "imports": set(),
+    "progress": set(),
     "options": {"errors"},
     "formats": {"errors"},
     "kernels": {"formats", "errors"},

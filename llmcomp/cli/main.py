@@ -6,7 +6,7 @@ import argparse
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from llmcomp import __version__
 from llmcomp.errors import LlmcompError
@@ -35,10 +35,10 @@ def _terminate(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-def guarded(run: object, parsed: argparse.Namespace) -> int:
+def guarded(run: Callable[[argparse.Namespace], int], parsed: argparse.Namespace) -> int:
     """Turn what a command raises into a message and an exit code."""
     try:
-        return run(parsed)  # type: ignore[operator]
+        return run(parsed)
     except LlmcompError as error:
         print(f"llmcomp: error: {error}", file=sys.stderr)
         return error.exit_code

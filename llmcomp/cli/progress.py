@@ -11,24 +11,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from llmcomp.errors import OptionError
+from llmcomp.progress import Progress
 
 LINE_SECONDS = 5.0
 """Plain lines come at most this often."""
 
 
-class Face:
-    """A progress that says nothing; the others override what they show."""
-
-    def stage(self, name: str) -> None: ...
-    def start(self, total: int, what: str) -> None: ...
-    def advance(self, amount: int) -> None: ...
-    def layer(self, name: str, format: str, seconds: float, **details: Any) -> None: ...
-    def note(self, text: str) -> None: ...
-    def warn(self, text: str) -> None: ...
-    def finish(self) -> None: ...
-
-
-class Quiet(Face):
+class Quiet(Progress):
     """Warnings on stderr."""
 
     def warn(self, text: str) -> None:
@@ -69,18 +58,18 @@ class Bar(Quiet):
     """rich's bar, with the layer that was finished last."""
 
     def __init__(self, stack: ExitStack) -> None:
+        from rich import progress as bars
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            bars.TextColumn("{task.description}", markup=False),
+            bars.BarColumn(),
+            bars.TextColumn("{task.percentage:>3.0f}%"),
+            bars.TimeElapsedColumn(),
+            bars.TimeRemainingColumn(),
         )
         self.console = Console(highlight=False)
-        self.progress = stack.enter_context(Progress(*columns, console=self.console, transient=True))
+        self.progress = stack.enter_context(bars.Progress(*columns, console=self.console, transient=True))
         self.task = self.progress.add_task("starting", total=None)
 
     def stage(self, name: str) -> None:
@@ -102,7 +91,7 @@ class Bar(Quiet):
         self.console.print(f"warning: {text}", style="yellow", soft_wrap=True, markup=False)
 
 
-class Log(Face):
+class Log(Progress):
     """One JSON object per event."""
 
     def __init__(self, file: IO[str]) -> None:
@@ -135,10 +124,10 @@ class Log(Face):
         self._event("finish")
 
 
-class Both(Face):
+class Both(Progress):
     """Tells two faces everything."""
 
-    def __init__(self, *faces: Face) -> None:
+    def __init__(self, *faces: Progress) -> None:
         for name in ("stage", "start", "advance", "layer", "note", "warn", "finish"):
             setattr(self, name, self._to_all([getattr(face, name) for face in faces]))
 
@@ -152,7 +141,7 @@ class Both(Face):
 
 
 @contextmanager
-def make_progress(quiet: bool, json_log: Path | None, stream: IO[str] | None = None) -> Iterator[Face]:
+def make_progress(quiet: bool, json_log: Path | None, stream: IO[str] | None = None) -> Iterator[Progress]:
     """The face for this run; `stream` takes plain lines (default: standard output).
 
     Raises:
@@ -160,7 +149,7 @@ def make_progress(quiet: bool, json_log: Path | None, stream: IO[str] | None = N
     """
     with ExitStack() as stack:
         out = stream or sys.stdout
-        face: Face = Quiet() if quiet else Bar(stack) if out is sys.stdout and out.isatty() else Lines(out)
+        face: Progress = Quiet() if quiet else Bar(stack) if out is sys.stdout and out.isatty() else Lines(out)
         if json_log is not None:
             try:
                 file = stack.enter_context(json_log.open("w", encoding="utf8"))

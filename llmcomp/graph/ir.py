@@ -45,13 +45,6 @@ class IR:
         element = self.layers[layer].find("data")
         return element.attrib if element is not None else {}
 
-    def output_port(self, layer: int) -> int:
-        """The id of the layer's first output port."""
-        port = self.layers[layer].find("output/port")
-        if port is None:
-            raise ValueError(f"layer {layer} has no output")
-        return int(port.attrib["id"])
-
     def output_shape(self, layer: int) -> tuple[int, ...]:
         """Dimensions of the first output; -1 where dynamic."""
         return tuple(int(d.text or -1) for d in self.layers[layer].iterfind("output/port[1]/dim"))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,15 +64,21 @@ class ModelGraph:
             if layer.transposed:
                 return np.ascontiguousarray(self.checkpoint.read(source.tensor)[:, start:stop].T)
             return self.checkpoint.rows(source.tensor, start, stop)
-        matrix = self._constant(source, layer)
-        return np.ascontiguousarray(matrix[:, start:stop].T) if layer.transposed else matrix[start:stop]
+        stored = self._constant(source, layer)
+        if not layer.transposed:
+            return stored.reshape(-1, layer.shape[-1])[start:stop]
+        # Row r of the stack is column r % out of matrix r // out.
+        row = np.arange(start, min(stop, flat_rows(layer)))
+        return np.ascontiguousarray(stored[row // layer.shape[-2], :, row % layer.shape[-2]])
 
     def _constant(self, source: Source, layer: Layer) -> NDArray[np.generic]:
+        """A constant of skeleton.bin as it is stored, [matrices, rows, columns]."""
         import ml_dtypes
 
         kind = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}[layer.dtype]
         flat = self._bin[source.offset : source.offset + layer.size * kind.itemsize].view(kind)
-        return flat.reshape(layer.shape[-1], -1) if layer.transposed else flat.reshape(-1, layer.shape[-1])
+        out, width = layer.shape[-2:]
+        return flat.reshape(-1, width, out) if layer.transposed else flat.reshape(-1, out, width)
 
     def constant_bytes(self, layer_id: int) -> memoryview:
         """The bytes of a Const that stays in the skeleton's .bin."""
@@ -82,7 +89,6 @@ class ModelGraph:
     def _find_layers(self) -> Iterator[Layer]:
         lifted = {w["id"]: w for w in self.skeleton.weights}
         order = {number: i for i, number in enumerate(self.ir.layers)}
-        matmuls = [i for i in self.ir.layers if self.ir.kind(i) == "MatMul"]
         found = []
         for number, element in self.ir.layers.items():
             kind, name = element.attrib["type"], element.attrib.get("name", "")
@@ -90,6 +96,9 @@ class ModelGraph:
             if record is None and not (kind == "Const" and self._is_matrix(number)):
                 continue
             uses = self.weight_readers(number)
+            if record is None and any(self.ir.kind(r) == "Gather" for r, _ in uses):
+                # An embedding of the checkpoint has been lifted; what is looked up here is a computed table (positions, rotary).
+                continue
             if not uses:
                 if record is not None:
                     raise ArchitectureError(
@@ -100,7 +109,6 @@ class ModelGraph:
                 continue
             found.append((number, record, uses))
         last = max((order[r] for _, _, uses in found for r, _ in uses if self.ir.kind(r) == "MatMul"), default=-1)
-        assert last < 0 or matmuls
         for number, record, uses in sorted(found, key=lambda f: min(order[r] for r, _ in f[2])):
             yield self._layer(number, record, uses, order, last)
 
@@ -110,7 +118,10 @@ class ModelGraph:
         return data.get("element_type") in FLOAT_TYPES and len(shape) in (2, 3) and int(data["size"]) >= MATRIX_BYTES and min(shape) > 1
 
     def weight_readers(self, number: int) -> list[tuple[int, int]]:
-        """(layer, port) of the MatMuls and Gathers that read a constant as their weight, through a Convert or directly; empty if anything else does."""
+        """(layer, port) of the MatMuls and Gathers that read a constant as their weight, through a Convert or directly.
+
+        Empty if anything else reads it, or if the readers disagree about which axis is out.
+        """
         uses: list[tuple[int, int]] = []
         for reader, port in self.ir.readers(number):
             if self.ir.kind(reader) == "Convert":
@@ -118,10 +129,11 @@ class ModelGraph:
             else:
                 uses.append((reader, port))
         fits = all((self.ir.kind(r) == "MatMul" and p == 1) or (self.ir.kind(r) == "Gather" and p == 0) for r, p in uses)
-        flags = {self.ir.data(r).get("transpose_b", "false").lower() for r, _ in uses if self.ir.kind(r) == "MatMul"}
-        return uses if fits and len(flags) < 2 else []
+        # A Gather looks rows up, as a MatMul with transpose_b multiplies by them.
+        by_row = {self.ir.kind(r) == "Gather" or self.ir.data(r).get("transpose_b", "false").lower() == "true" for r, _ in uses}
+        return uses if fits and len(by_row) == 1 else []
 
-    def _layer(self, number: int, record: dict | None, uses: list[tuple[int, int]], order: dict[int, int], last: int) -> Layer:  # type: ignore[type-arg]
+    def _layer(self, number: int, record: dict[str, Any] | None, uses: list[tuple[int, int]], order: dict[int, int], last: int) -> Layer:
         readers = sorted({r for r, _ in uses}, key=lambda r: order[r])
         shape = self.ir.output_shape(number)
         transposed = any(self.ir.kind(r) == "MatMul" and self.ir.data(r).get("transpose_b", "false").lower() != "true" for r in readers)

@@ -79,6 +79,8 @@ def trace(job: dict[str, Any], out: Path) -> dict[str, Any]:
             reason = str(error)
             model, addresses, real = _mapped_model(checkpoint, folder, auto_class, job["trust_remote_code"])
             found = _export(model, addresses, task, out, job["trust_remote_code"], allow_large=True)
+            # What was mapped and then copied by the exporter (routers) is in the graph by value.
+            real |= set(addresses.values()) - {w["tensor"] for w in found}
         model.config.save_pretrained(out)
     return {
         "task": task,

@@ -94,34 +94,23 @@ class _Chain:
         if node.op == "Convert":
             to = str(node.attr)
             # The mark keeps the last Convert from being folded; on the one behind the codes it makes the CPU plugin decompress at load.
-            return self._layer("Convert", "opset1", "/convert", {"destination_type": to}, inputs, to, inputs[0].shape, decompression=root)
+            return self._insert(
+                "Convert", "opset1", self.name + "/convert", {"destination_type": to}, inputs, to, inputs[0].shape, decompression=root
+            )
         if node.op in ("Subtract", "Multiply"):
             suffix = "/zero_point/subtract" if node.op == "Subtract" else "/fq_weights_1"
             shape = tuple(max(a, b) for a, b in zip(inputs[0].shape, inputs[1].shape, strict=True))
-            return self._layer(node.op, "opset1", suffix, {"auto_broadcast": "numpy"}, inputs, inputs[0].element_type, shape)
+            return self._insert(node.op, "opset1", self.name + suffix, {"auto_broadcast": "numpy"}, inputs, inputs[0].element_type, shape)
         if node.op == "Reshape":
             target = tuple(int(d) for d in node.attr or ())
             pattern = self._constant(f"{self.name}/shape", "i64", (len(target),), self.layout.shapes[target], 8 * len(target))
             attributes = {"special_zero": "false"}
-            return self._layer("Reshape", "opset1", "/reshape", attributes, [*inputs, pattern], inputs[0].element_type, target)
+            return self._insert("Reshape", "opset1", f"{self.name}/reshape", attributes, [*inputs, pattern], inputs[0].element_type, target)
         raise ValueError(f"no IR layer for {node.op!r}")
 
     def _constant(self, name: str, element_type: str, shape: tuple[int, ...], offset: int, nbytes: int) -> _Output:
         data = {"element_type": element_type, "shape": ", ".join(map(str, shape)), "offset": str(offset), "size": str(nbytes)}
         return self._insert("Const", "opset1", name, data, [], element_type, shape)
-
-    def _layer(
-        self,
-        kind: str,
-        version: str,
-        suffix: str,
-        data: dict[str, str],
-        inputs: list[_Output],
-        element_type: str,
-        shape: tuple[int, ...],
-        decompression: bool = False,
-    ) -> _Output:
-        return self._insert(kind, version, self.name + suffix, data, inputs, element_type, shape, decompression)
 
     def _insert(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import openvino as ov
@@ -23,7 +23,7 @@ from llmcomp.writing.layout import Layout, Slot
 TOKENS = 8
 PROPERTIES = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 FULL_FACTOR = 3.0
-"""Compiling a packed model takes about 2.1 times its .bin (measured: the plugin repacks what it maps); a margin above that."""
+"""Compiling and running took 1.2 (1.24 B parameters) to 1.7 times (135 M) the .bin in anonymous memory, beside the mapped file; the rest is margin."""
 
 
 def choose(mode: str, nbytes: int) -> str:
@@ -80,9 +80,9 @@ def check_bytes(path: Path, journal_file: Path, layers: Sequence[Layer], layout:
         raise VerificationError(next(iter(by_name)), f"it and {len(by_name) - 1} more layers were never finished", "Please report this.")
 
 
-def _read(file: object, offset: int, count: int) -> bytes:
-    file.seek(offset)  # type: ignore[attr-defined]
-    return file.read(count)  # type: ignore[attr-defined]
+def _read(file: BinaryIO, offset: int, count: int) -> bytes:
+    file.seek(offset)
+    return file.read(count)
 
 
 def check_bounds(xml: Path) -> None:

@@ -79,7 +79,7 @@ def test_fused_experts_fall_back_aloud_and_are_compressed_all_the_same(tmp_path:
     graph = ModelGraph(skeleton, checkpoint)
     weights = sum(layer.size for layer in graph.layers)
     total = sum(int(np.prod(t.shape)) for t in checkpoint.tensors.values() if len(t.shape) > 1)
-    assert weights == total
+    assert weights == total and graph.unused == []
 
 
 def tiny_moe(folder: Path) -> None:

@@ -1,0 +1,23 @@
+"""What a run tells while it goes on.
+
+comes in: events of a run
+goes out: nothing here; `llmcomp.cli.progress` has the faces that show them
+may import: nothing
+read first: this file
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Progress:
+    """Says nothing; faces override what they show."""
+
+    def stage(self, name: str) -> None: ...
+    def start(self, total: int, what: str) -> None: ...
+    def advance(self, amount: int) -> None: ...
+    def layer(self, name: str, format: str, seconds: float, **details: Any) -> None: ...
+    def note(self, text: str) -> None: ...
+    def warn(self, text: str) -> None: ...
+    def finish(self) -> None: ...
