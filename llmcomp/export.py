@@ -189,9 +189,12 @@ def _compress(graph: ModelGraph, schemes: Mapping[str, Scheme], layout: Layout, 
     run.progress.start(sum(layer.size for layer in graph.layers), "weights")
     with Journal(folder / JOURNAL) as journal:
         path = folder / "openvino_model.bin"
-        return stream(
-            graph, schemes, layout, path, kernels.quantize_rows, kernels.non_finite, journal, _workers(), tell, run.progress.advance
-        )
+        try:
+            return stream(
+                graph, schemes, layout, path, kernels.quantize_rows, kernels.non_finite, journal, _workers(), tell, run.progress.advance
+            )
+        finally:
+            kernels.clear_cache()
 
 
 def _workers() -> int:
@@ -200,7 +203,11 @@ def _workers() -> int:
 
 def _rt_info(options: ExportOptions, plan: Plan) -> dict[str, Any]:
     settings = options.model_dump(mode="json", include=planning.COMPRESSION_FIELDS)
-    return {"version": version_of("llmcomp"), "weight_compression": settings, "layers": plan.counts()}
+    return {
+        "version": version_of("llmcomp"),
+        "weight_compression": settings,
+        "layers": ", ".join(f"{name}: {n}" for name, n in plan.counts().items()),
+    }
 
 
 def versions() -> dict[str, str]:

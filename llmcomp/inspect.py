@@ -72,33 +72,50 @@ def inspect_folder(folder: Path) -> Inspection:
     )
 
 
+CHAIN = ("Convert", "Gather", "Subtract", "Multiply", "Reshape")
+"""Operations between a stored weight and what multiplies by it."""
+
+
 def _is_scale(ir: IR, number: int) -> bool:
-    """The second input of a Multiply or Subtract, directly or through a Convert."""
-    for reader, port in ir.readers(number):
-        targets = ir.readers(reader) if ir.kind(reader) == "Convert" else [(reader, port)]
-        if any(ir.kind(r) in ("Multiply", "Subtract") and p == 1 for r, p in targets):
-            return True
-    return False
+    """It enters a chain from the side: as the second input of a Multiply or Subtract, whatever is done to it before."""
+    node, port = number, 0
+    while ir.kind(node) not in ("Multiply", "Subtract") or port == 0:
+        readers = _chain_readers(ir, node)
+        if not readers:
+            return False
+        node, port = readers[0]
+    return True
+
+
+def _chain_readers(ir: IR, node: int) -> list[tuple[int, int]]:
+    """(layer, port) of what reads a node as part of a chain. A Gather with it as its table is an embedding, the end of the chain."""
+    return [(r, p) for r, p in ir.readers(node) if ir.kind(r) in CHAIN and not (ir.kind(r) == "Gather" and p == 0)]
 
 
 def _companions(ir: IR, number: int) -> tuple[int, int | None]:
-    """(bytes of the scales and zero points on a weight's chain, group size or None per channel)."""
-    extra, node, shape = 0, number, ir.output_shape(number)
-    group = shape[-1] if len(shape) > 2 else None
-    grouped = False
+    """(bytes of the scales, zero points and tables on a weight's chain, group size or None per channel)."""
+    node, shape, grouped = number, ir.output_shape(number), False
     while True:
-        readers = ir.readers(node)
-        if not readers or ir.kind(readers[0][0]) not in ("Convert", "Subtract", "Multiply", "Reshape"):
-            return extra, group if grouped else None
+        readers = _chain_readers(ir, node)
+        if not readers:
+            break
         node = readers[0][0]
-        if ir.kind(node) in ("Subtract", "Multiply"):
-            side = sorted(ir.inputs[node].items())[1][1][0]
-            while ir.kind(side) == "Convert":
-                side = next(iter(ir.inputs[side].values()))[0]
-            if ir.kind(side) != "Const":
-                return extra, None
-            extra += int(ir.data(side)["size"])
         grouped = grouped or ir.kind(node) == "Reshape"
+    stored = {c: int(ir.data(c)["size"]) for c in _constants_below(ir, node) if ir.output_type(c) not in ("I64", "I32")}
+    return sum(stored.values()) - stored.get(number, 0), shape[-1] if len(shape) > 2 and grouped else None
+
+
+def _constants_below(ir: IR, node: int) -> set[int]:
+    """The constants that a node is made of, if it is made of constants alone."""
+    found, stack = set(), [node]
+    while stack:
+        current = stack.pop()
+        if ir.kind(current) == "Const":
+            found.add(current)
+        elif ir.kind(current) not in CHAIN:
+            return set()
+        stack.extend(source for source, _ in ir.inputs[current].values())
+    return found
 
 
 def _rt_info(ir: IR) -> dict[str, Any]:

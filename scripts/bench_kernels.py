@@ -75,7 +75,7 @@ def main() -> None:
     print(f"non_finite          {finite / 1e6:7.0f} M weights/s")
     for name in formats.names():
         fmt = formats.get(name)
-        group = 64 if fmt.grouped else -1
+        group = fmt.group_size
 
         def work(i: int, fmt: formats.Format = fmt, group: int = group) -> None:
             kernels.quantize_rows(fmt, tiles[i], group)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +25,9 @@ class Namespace(Protocol):
     def max(self, x: Any) -> Any:
         """Maximum over the last axis, which is kept with size 1."""
 
+    def sum(self, x: Any) -> Any:
+        """Sum over the last axis, which is kept with size 1: the one operation whose last bits differ between implementations."""
+
     def abs(self, x: Any) -> Any: ...
 
     def minimum(self, x: Any, y: Any) -> Any: ...
@@ -38,6 +42,8 @@ class Namespace(Protocol):
 
     def subtract(self, x: Any, y: Any) -> Any: ...
 
+    def multiply(self, x: Any, y: Any) -> Any: ...
+
     def divide(self, x: Any, y: Any) -> Any:
         """x / y, correctly rounded: never x times a reciprocal."""
 
@@ -49,8 +55,20 @@ class Namespace(Protocol):
     def rank(self, x: Any, thresholds: Sequence[float]) -> Any:
         """How many of the ascending thresholds lie strictly below x, as f32."""
 
+    def lookup(self, table: Sequence[float], index: Any) -> Any:
+        """table[index] as f32; the index is integral f32."""
+
+    def to_f16(self, x: Any) -> Any:
+        """The nearest f16, as f32."""
+
+    def to_f8e4m3(self, x: Any) -> Any:
+        """The nearest f8e4m3 by way of f16, both half to even, as OpenVINO's Convert does it: bytes, no f32."""
+
+    def from_f8e4m3(self, x: Any) -> Any:
+        """Exact."""
+
     def codes(self, x: Any, element_type: str) -> Any:
-        """Integral x as codes of an OpenVINO element type; one code per byte in numpy."""
+        """Integral x as codes of an OpenVINO element type, one code per item in numpy; bytes of `to_f8e4m3` pass."""
 
 
 class NumpyNamespace:
@@ -61,6 +79,9 @@ class NumpyNamespace:
 
     def max(self, x: NDArray[Any]) -> Any:
         return x.max(axis=-1, keepdims=True)
+
+    def sum(self, x: NDArray[Any]) -> Any:
+        return x.sum(axis=-1, keepdims=True, dtype=np.float32)
 
     def abs(self, x: NDArray[Any]) -> Any:
         return np.abs(x)
@@ -83,8 +104,12 @@ class NumpyNamespace:
     def subtract(self, x: Any, y: Any) -> Any:
         return np.subtract(x, y, dtype=np.float32)
 
+    def multiply(self, x: Any, y: Any) -> Any:
+        with np.errstate(over="ignore"):
+            return np.multiply(x, y, dtype=np.float32)
+
     def divide(self, x: NDArray[Any], y: Any) -> Any:
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             return np.divide(x, y, dtype=np.float32)
 
     def round(self, x: NDArray[Any]) -> Any:
@@ -96,9 +121,45 @@ class NumpyNamespace:
     def rank(self, x: NDArray[Any], thresholds: Sequence[float]) -> Any:
         return np.searchsorted(np.asarray(thresholds, np.float32), x).astype(np.float32)
 
+    def lookup(self, table: Sequence[float], index: NDArray[Any]) -> Any:
+        return np.asarray(table, np.float32)[index.astype(np.intp)]
+
+    def to_f16(self, x: NDArray[Any]) -> Any:
+        with np.errstate(over="ignore"):
+            return x.astype(np.float16).astype(np.float32)
+
+    def to_f8e4m3(self, x: NDArray[Any]) -> Any:
+        with np.errstate(over="ignore"):
+            return x.astype(np.float16).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+
+    def from_f8e4m3(self, x: NDArray[Any]) -> Any:
+        return x.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+
     def codes(self, x: NDArray[Any], element_type: str) -> Any:
+        if x.dtype == np.uint8:
+            return x
+        kind = np.int8 if element_type.startswith("i") else np.uint16 if element_type == "u16" else np.uint8
         with np.errstate(invalid="ignore"):  # NaN and Inf are the caller's to refuse, see kernels.non_finite
-            return x.astype(np.int8 if element_type.startswith("i") else np.uint8)
+            return x.astype(kind)
+
+    def numbers(self, codes: NDArray[Any], element_type: str) -> Any:
+        """The inverse of `codes`: what `Format.decode` takes."""
+        return codes if element_type.startswith("f8") else codes.astype(np.float32)
 
 
 NUMPY = NumpyNamespace()
+
+
+def guard(xp: Namespace, scale: Any) -> Any:
+    """The scale, or EPS where its magnitude is less."""
+    return xp.where(xp.less(xp.abs(scale), EPS), EPS, scale)
+
+
+def floor_power(xp: Namespace, x: Any) -> Any:
+    """The largest power of two not above x, for x from 2^-23 on; by comparison, since a logarithm misses powers of two."""
+    power = xp.where(xp.less(x, EPS), EPS, EPS)
+    # Up to 191 binades above 2^-23. What overflows is above every x.
+    for step in (64, 64, 32, 16, 8, 4, 2, 1):
+        raised = xp.multiply(power, float(2.0**step))
+        power = xp.where(xp.less(x, raised), power, raised)
+    return power

@@ -8,11 +8,11 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +27,12 @@ class Part:
     """One stored constant of a compressed weight."""
 
     name: str
-    """"codes", "zero_point" or "scale"."""
+    """"codes", "zero_point", "scale", "second_order_scale" or "codebook"."""
     element_type: str
     """OpenVINO's spelling."""
     shape: tuple[int, ...]
+    role: Literal["rows", "scale", "fixed"] = "rows"
+    """rows: known with the rows that it belongs to. scale: when all scales of the weight are known. fixed: the same for every weight."""
 
     @property
     def nbytes(self) -> int:
@@ -42,7 +44,7 @@ class Node:
     """One operation of a decompression chain, as data."""
 
     op: str
-    """"Part", "Convert", "Subtract", "Multiply" or "Reshape"."""
+    """"Part", "Convert", "Gather" (table, indices), "Subtract", "Multiply" or "Reshape"."""
     inputs: tuple[Node, ...] = ()
     attr: str | tuple[int, ...] | None = None
     """Part: its name. Convert: the element type. Reshape: the target shape."""
@@ -67,49 +69,105 @@ def grouped_shape(shape: tuple[int, ...], group_size: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Format(ABC):
-    """A number format. Instances are immutable and live in the registry."""
+    """A number format: its parts, its grid, the rules that pick its scales, and the rounding. Instances are immutable.
+
+    Arithmetic is written against a `Namespace`, on f32 with one group per row of the last axis.
+    """
 
     name: str
     """NNCF's value of CompressWeightsMode."""
     bits: int
     code_type: str
     """Element type of the codes."""
-    for_embeddings: bool
+    for_embeddings: bool = False
     """A Gather can read the table compressed."""
-    grouped: bool
-    """Groups by default; every format takes any group size, and -1 for one group per channel."""
+    group_size: int = 64
+    """The size that groups have by default; -1 is one group per channel."""
+    fixed_group: bool = False
+    """No other size exists."""
     zero_point_type: str | None = None
+    scale_type: str | None = None
+    """The type that scales are stored in; None: f16, and f32 where f16 cannot hold them."""
+    rules: tuple[str, ...] = ("minmax",)
+    """Names of the rules that pick scales, rivals in the field included; the first is NNCF's."""
+
+    @abstractmethod
+    def ranges(self, xp: Namespace, w: Any, rule: str = "minmax") -> dict[str, Any]:
+        """Scale [and zero_point] of each group, f32, last axis 1. `minmax` equals NNCF 3.4.0 to the bit.
+
+        Raises:
+            OptionError: the format has no such rule.
+        """
+
+    @abstractmethod
+    def encode(self, xp: Namespace, w: Any, scale: Any, zero_point: Any = None) -> Any:
+        """Nearest codes under this scale, integral f32 (`to_f8e4m3` bytes for f8)."""
+
+    @abstractmethod
+    def decode(self, xp: Namespace, codes: Any, scale: Any, zero_point: Any = None) -> Any:
+        """What the codes stand for, f32."""
+
+    @property
+    def level_count(self) -> int:
+        """Levels that a weight is compared with one by one, 0 if it is rounded."""
+        return 0
+
+    def check_rule(self, rule: str) -> str:
+        """`rule` if the format has it.
+
+        Raises:
+            OptionError: it has not.
+        """
+        if rule not in self.rules:
+            raise OptionError(f"rule {rule!r}", f"{self.name} has no such rule", f"Use one of {', '.join(self.rules)}")
+        return rule
 
     def parts(self, shape: tuple[int, ...], group_size: int, scale_type: str = "f16") -> tuple[Part, ...]:
-        """The stored constants of a weight, in file order."""
+        """The stored constants of a weight, in file order. `scale_type` is the type that the chain computes in."""
         codes = grouped_shape(shape, group_size)
         per_group = (*codes[:-1], 1)
         middle = (Part("zero_point", self.zero_point_type, per_group),) if self.zero_point_type else ()
-        return (Part("codes", self.code_type, codes), *middle, Part("scale", scale_type, per_group))
+        return (Part("codes", self.code_type, codes), *middle, Part("scale", self.scale_type or scale_type, per_group, "scale"))
 
     def chain(self, shape: tuple[int, ...], group_size: int, scale_type: str = "f16", to: str = "f32") -> Node:
-        """The operations that give the weight back, in the form that plugins run compressed; arithmetic is in the scale's type."""
-        node = Node("Convert", (Node("Part", attr="codes"),), scale_type)
-        if self.zero_point_type:
-            node = Node("Subtract", (node, Node("Convert", (Node("Part", attr="zero_point"),), scale_type)))
-        node = Node("Multiply", (node, Node("Part", attr="scale")))
+        """The operations that give the weight back, in the form that plugins run compressed; arithmetic is in `scale_type`."""
+        node = Node("Multiply", (self.levels(scale_type), self.scale_node(scale_type)))
         if grouped_shape(shape, group_size) != tuple(shape):
             node = Node("Reshape", (node,), tuple(shape))
         return node if to == scale_type else Node("Convert", (node,), to)
 
-    @abstractmethod
-    def quantize(self, xp: Namespace, w: Any) -> dict[str, Any]:
-        """The rule `minmax`: f32 w, one group per row of the last axis -> codes, f32 scale, and zero_point if the format has one.
+    def levels(self, scale_type: str) -> Node:
+        """What the scale is multiplied with."""
+        return Node("Convert", (Node("Part", attr="codes"),), scale_type)
 
-        Codes are chosen with the f32 scale. Source: NNCF 3.4.0, which it equals to the bit.
-        """
+    def scale_node(self, scale_type: str) -> Node:
+        """The scale in `scale_type`."""
+        part = Node("Part", attr="scale")
+        return part if self.scale_type is None else Node("Convert", (part,), scale_type)
 
-    @abstractmethod
-    def dequantize(self, parts: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-        """Codes, scale [and zero_point], one code per item, grouped -> f32 of the codes' shape, computed in f32."""
+    def fixed(self) -> Mapping[str, NDArray[Any]]:
+        """Contents of the fixed parts, one code per item."""
+        return {}
+
+    def store_scale(self, scale: NDArray[np.float32], scale_type: str) -> dict[str, NDArray[Any]]:
+        """All scales of a weight, as chosen -> the scale parts as they are stored."""
+        return {"scale": scale.astype(np.float16) if scale_type == "f16" else scale}
+
+    def load_scale(self, parts: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+        """The inverse: what the stored scale parts stand for."""
+        return parts["scale"].astype(np.float32)
+
+
+def largest(xp: Namespace, w: Any, rule: str) -> Any:
+    """The largest magnitude of each group, with the sign of its weight if the rule is "signed" (of two equal ones the negative)."""
+    if rule != "signed":
+        return xp.max(xp.abs(w))
+    low, high = xp.min(w), xp.max(w)
+    return xp.where(xp.less(xp.abs(low), high), high, low)
 
 
 _REGISTRY: dict[str, Format] = {}
+_FAMILIES: dict[str, Callable[[str], Format]] = {}
 
 
 def register(*formats: Format) -> None:
@@ -124,6 +182,11 @@ def register(*formats: Format) -> None:
         _REGISTRY[fmt.name] = fmt
 
 
+def register_family(name: str, make: Callable[[str], Format]) -> None:
+    """Make known all formats written `name[...]`; `make` gets what stands in the brackets and raises OptionError for nonsense."""
+    _FAMILIES[name] = make
+
+
 @cache
 def _discover() -> None:
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
@@ -131,14 +194,18 @@ def _discover() -> None:
 
 
 def names() -> tuple[str, ...]:
-    """Names of all formats."""
+    """Names of all formats; families, which take an argument, are not among them."""
     _discover()
     return tuple(_REGISTRY)
 
 
 def exists(name: str) -> bool:
-    """Whether a format has this name."""
-    return name in names()
+    """Whether a format has this name.
+
+    Raises:
+        OptionError: the name is a family's, but not its argument.
+    """
+    return name in names() or _member(name) is not None
 
 
 def get(name: str) -> Format:
@@ -147,6 +214,17 @@ def get(name: str) -> Format:
     Raises:
         OptionError: there is none.
     """
-    if not exists(name):
-        raise OptionError(f"format {name!r}", "no such number format", f"Use one of {', '.join(names())}")
-    return _REGISTRY[name]
+    fmt = _REGISTRY.get(name) if name in names() else _member(name)
+    if fmt is None:
+        raise OptionError(
+            f"format {name!r}", "no such number format", f"Use one of {', '.join((*names(), *(f'{f}[...]' for f in _FAMILIES)))}"
+        )
+    return fmt
+
+
+@cache
+def _member(name: str) -> Format | None:
+    family, bracket, argument = name.partition("[")
+    if not bracket or not argument.endswith("]") or family not in _FAMILIES:
+        return None
+    return _FAMILIES[family](argument[:-1])

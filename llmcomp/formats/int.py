@@ -1,4 +1,4 @@
-"""Integers of 8 and 4 bits, symmetric and asymmetric."""
+"""Integers of 8, 4, 3 and 2 bits, symmetric and asymmetric."""
 
 from __future__ import annotations
 
@@ -9,56 +9,83 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcomp.formats.array import EPS, Namespace
-from llmcomp.formats.format import Format, register
+from llmcomp.formats.array import Namespace, guard
+from llmcomp.formats.format import Format, Node, Part, register
 
 
 @dataclass(frozen=True)
 class IntSym(Format):
-    """Two's complement codes times a signed scale: the extreme weight of a group lands exactly on the lowest level."""
+    """Levels -2^(b-1) .. 2^(b-1)-1 times a scale.
 
-    def quantize(self, xp: Namespace, w: Any) -> dict[str, Any]:
+    Codes are two's complement; where OpenVINO has no signed type of that width they are unsigned, with one zero point for the whole weight.
+    """
+
+    rules: tuple[str, ...] = ("minmax", "absolute")
+    """minmax: a signed scale puts the extreme weight of a group exactly on the lowest level (NNCF, gguf). absolute: the largest
+    magnitude lands on the highest level, and the lowest level stays unused (AutoAWQ)."""
+
+    @property
+    def offset(self) -> float:
+        """What is added to a level to make its code."""
+        return float(2 ** (self.bits - 1)) if self.code_type.startswith("u") else 0.0
+
+    def ranges(self, xp: Namespace, w: Any, rule: str = "minmax") -> dict[str, Any]:
         lowest = float(2 ** (self.bits - 1))
+        if self.check_rule(rule) == "absolute":
+            return {"scale": guard(xp, xp.divide(xp.max(xp.abs(w)), lowest - 1))}
         below, above = xp.abs(xp.min(w)), xp.max(w)
         # -max where max dominates: then a positive extreme is lowest times a negative scale.
         extreme = xp.where(xp.less(below, above), xp.subtract(0.0, above), below)
-        scale = _guard(xp, xp.divide(extreme, lowest))
-        codes = xp.clip(xp.round(xp.divide(w, scale)), -lowest, lowest - 1)
-        return {"codes": xp.codes(codes, self.code_type), "scale": scale}
+        return {"scale": guard(xp, xp.divide(extreme, lowest))}
 
-    def dequantize(self, parts: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-        return parts["codes"].astype(np.float32) * parts["scale"].astype(np.float32)
+    def encode(self, xp: Namespace, w: Any, scale: Any, zero_point: Any = None) -> Any:
+        lowest = float(2 ** (self.bits - 1))
+        level = xp.clip(xp.round(xp.divide(w, scale)), -lowest, lowest - 1)
+        return xp.add(level, self.offset) if self.offset else level
+
+    def decode(self, xp: Namespace, codes: Any, scale: Any, zero_point: Any = None) -> Any:
+        return xp.multiply(xp.subtract(codes, self.offset) if self.offset else codes, scale)
+
+    def parts(self, shape: tuple[int, ...], group_size: int, scale_type: str = "f16") -> tuple[Part, ...]:
+        parts = super().parts(shape, group_size, scale_type)
+        return (*parts, Part("zero_point", "i8", (), "fixed")) if self.offset else parts
+
+    def fixed(self) -> Mapping[str, NDArray[Any]]:
+        return {"zero_point": np.array(self.offset, np.int8)} if self.offset else {}
+
+    def levels(self, scale_type: str) -> Node:
+        node = super().levels(scale_type)
+        return Node("Subtract", (node, Node("Convert", (Node("Part", attr="zero_point"),), scale_type))) if self.offset else node
 
 
 @dataclass(frozen=True)
 class IntAsym(Format):
     """Unsigned codes minus a zero point, times a positive scale; the range of a group always contains zero."""
 
-    def quantize(self, xp: Namespace, w: Any) -> dict[str, Any]:
+    def ranges(self, xp: Namespace, w: Any, rule: str = "minmax") -> dict[str, Any]:
+        self.check_rule(rule)
         highest = float(2**self.bits - 1)
         low, high = xp.minimum(0.0, xp.min(w)), xp.maximum(0.0, xp.max(w))
-        scale = _guard(xp, xp.divide(xp.subtract(high, low), highest))
+        scale = guard(xp, xp.divide(xp.subtract(high, low), highest))
         zero_point = xp.clip(xp.subtract(0.0, xp.round(xp.divide(low, scale))), 0.0, highest)
-        codes = xp.clip(xp.round(xp.add(xp.divide(w, scale), zero_point)), 0.0, highest)
-        assert self.zero_point_type is not None
-        return {
-            "codes": xp.codes(codes, self.code_type),
-            "scale": scale,
-            "zero_point": xp.codes(zero_point, self.zero_point_type),
-        }
+        return {"scale": scale, "zero_point": zero_point}
 
-    def dequantize(self, parts: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-        levels = parts["codes"].astype(np.float32) - parts["zero_point"].astype(np.float32)
-        return levels * parts["scale"].astype(np.float32)
+    def encode(self, xp: Namespace, w: Any, scale: Any, zero_point: Any = None) -> Any:
+        highest = float(2**self.bits - 1)
+        return xp.clip(xp.round(xp.add(xp.divide(w, scale), zero_point)), 0.0, highest)
 
+    def decode(self, xp: Namespace, codes: Any, scale: Any, zero_point: Any = None) -> Any:
+        return xp.multiply(xp.subtract(codes, zero_point), scale)
 
-def _guard(xp: Namespace, scale: Any) -> Any:
-    return xp.where(xp.less(xp.abs(scale), EPS), EPS, scale)
+    def levels(self, scale_type: str) -> Node:
+        return Node("Subtract", (super().levels(scale_type), Node("Convert", (Node("Part", attr="zero_point"),), scale_type)))
 
 
 register(
-    IntAsym("int8_asym", 8, "u8", for_embeddings=True, grouped=False, zero_point_type="u8"),
-    IntSym("int8_sym", 8, "i8", for_embeddings=True, grouped=False),
-    IntAsym("int4_asym", 4, "u4", for_embeddings=True, grouped=True, zero_point_type="u4"),
-    IntSym("int4_sym", 4, "i4", for_embeddings=True, grouped=True),
+    IntAsym("int8_asym", 8, "u8", for_embeddings=True, group_size=-1, zero_point_type="u8"),
+    IntSym("int8_sym", 8, "i8", for_embeddings=True, group_size=-1),
+    IntAsym("int4_asym", 4, "u4", for_embeddings=True, zero_point_type="u4"),
+    IntSym("int4_sym", 4, "i4", for_embeddings=True),
+    IntSym("int3_sym", 3, "u3"),
+    IntSym("int2_sym", 2, "u2"),
 )

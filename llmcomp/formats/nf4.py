@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from llmcomp.formats.array import Namespace, guard
+from llmcomp.formats.format import Format, largest, register
 
-from llmcomp.formats.array import EPS, Namespace
-from llmcomp.formats.format import Format, register
-
-LEVELS = np.array(
-    [
-        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
-        -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
-        0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-        0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-    ],
-    np.float32,
+LEVELS = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
+    -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
+    0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
 """Dettmers et al. 2023 (QLoRA), appendix E; code i of the element type nf4 is level i."""
 
@@ -32,14 +25,17 @@ THRESHOLDS = (
 
 @dataclass(frozen=True)
 class Nf4(Format):
-    def quantize(self, xp: Namespace, w: Any) -> dict[str, Any]:
-        largest = xp.max(xp.abs(w))
-        scale = xp.where(xp.less(largest, EPS), EPS, largest)
-        codes = xp.rank(xp.divide(w, scale), THRESHOLDS)
-        return {"codes": xp.codes(codes, self.code_type), "scale": scale}
+    rules: tuple[str, ...] = ("minmax", "signed")
+    """minmax: a positive scale. signed: the weight of the largest magnitude lands on +1, the end where levels lie wider."""
 
-    def dequantize(self, parts: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-        return np.multiply(LEVELS[parts["codes"]], parts["scale"], dtype=np.float32)
+    def ranges(self, xp: Namespace, w: Any, rule: str = "minmax") -> dict[str, Any]:
+        return {"scale": guard(xp, largest(xp, w, self.check_rule(rule)))}
+
+    def encode(self, xp: Namespace, w: Any, scale: Any, zero_point: Any = None) -> Any:
+        return xp.rank(xp.divide(w, scale), THRESHOLDS)
+
+    def decode(self, xp: Namespace, codes: Any, scale: Any, zero_point: Any = None) -> Any:
+        return xp.multiply(xp.lookup(LEVELS, codes), scale)
 
 
-register(Nf4("nf4", 4, "nf4", for_embeddings=False, grouped=True))
+register(Nf4("nf4", 4, "nf4"))

@@ -30,7 +30,7 @@ class CompressedWeight:
     group_size: int
     codes: NDArray[Any]
     scale: NDArray[Any]
-    """f32 as chosen, or f16 as stored."""
+    """f32 as chosen, or f16 as stored. A format that stores its scales in a type of its own always has f32 here."""
     zero_point: NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
@@ -55,37 +55,53 @@ class CompressedWeight:
     def scale_type(self) -> str:
         return "f16" if self.scale.dtype == np.float16 else "f32"
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Part name -> grouped array."""
-        arrays = {"codes": self.codes, "zero_point": self.zero_point, "scale": self.scale}
-        return {name: array for name, array in arrays.items() if array is not None}
+    def stored_scale(self) -> dict[str, NDArray[Any]]:
+        """The scale parts as they are stored."""
+        return self.format.store_scale(self.scale, self.scale_type)
 
     def dequantize(self) -> NDArray[np.float32]:
-        """The weight that the codes and this scale stand for, f32 in the weight's own shape."""
-        return self.format.dequantize(self.arrays()).reshape(self.shape)
+        """The weight that the codes and the stored scale stand for, f32 in the weight's own shape."""
+        codes = NUMPY.numbers(self.codes, self.format.code_type)
+        zero_point = None if self.zero_point is None else self.zero_point.astype(np.float32)
+        decoded = self.format.decode(NUMPY, codes, self.format.load_scale(self.stored_scale()), zero_point)
+        return np.asarray(decoded, np.float32).reshape(self.shape)
 
     def stored(self, live: NDArray[np.bool_] | None = None) -> CompressedWeight:
         """The same codes with the scale in the type it is stored in; see `scale_type_needed`."""
-        if self.scale_type == "f16" or scale_type_needed(self.scale, live) == "f32":
+        if self.format.scale_type or self.scale_type == "f16" or scale_type_needed(self.scale, live) == "f32":
             return self
         return replace(self, scale=self.scale.astype(np.float16))
 
     def packed(self) -> dict[str, NDArray[np.uint8]]:
         """Part name -> the bytes of the constant, 1-D, in the order of `Format.parts`."""
+        arrays = {"codes": self.codes, "zero_point": self.zero_point, **self.format.fixed(), **self.stored_scale()}
         parts = self.format.parts(self.shape, self.group_size, self.scale_type)
-        arrays = self.arrays()
-        return {part.name: pack(arrays[part.name], part.element_type) for part in parts}
+        return {part.name: pack(np.asarray(arrays[part.name]), part.element_type) for part in parts}
 
 
-def quantize(fmt: Format, w: NDArray[Any], group_size: int) -> CompressedWeight:
-    """Round a weight (..., out, in) of f32, f16 or bf16 by the format's `minmax` rule, in numpy: what every kernel must equal.
+def quantize(
+    fmt: Format,
+    w: NDArray[Any],
+    group_size: int,
+    rule: str = "minmax",
+    scale: NDArray[np.float32] | None = None,
+    zero_point: NDArray[Any] | None = None,
+) -> CompressedWeight:
+    """Round a weight (..., out, in) of f32, f16 or bf16 in numpy: what every kernel must equal.
+
+    The rule picks scale and zero point, unless they are given, grouped: (..., out, groups, 1), or (..., out, 1) per channel.
 
     Raises:
         GroupSizeError: the group size does not divide the last axis.
+        OptionError: the format has no such rule.
     """
     wide = np.asarray(w).astype(np.float32, copy=False).reshape(grouped_shape(w.shape, group_size))
-    parts = fmt.quantize(NUMPY, wide)
-    return CompressedWeight(fmt, tuple(w.shape), group_size, parts["codes"], parts["scale"], parts.get("zero_point"))
+    ranges = fmt.ranges(NUMPY, wide, rule) if scale is None else {"scale": scale}
+    if scale is not None and zero_point is not None:
+        ranges["zero_point"] = zero_point.astype(np.float32)
+    codes = NUMPY.codes(fmt.encode(NUMPY, wide, **ranges), fmt.code_type)
+    zeros = NUMPY.codes(ranges["zero_point"], str(fmt.zero_point_type)) if "zero_point" in ranges else None
+    return CompressedWeight(fmt, tuple(w.shape), group_size, codes, ranges["scale"], zeros)
 
 
 def scale_type_needed(scale: NDArray[np.float32], live: NDArray[np.bool_] | None = None) -> str:

@@ -11,7 +11,8 @@ may import: formats, openvino
 read first: quantize.py
 """
 
+from llmcomp.kernels.cache import clear_cache, no_cache
 from llmcomp.kernels.finite import non_finite
-from llmcomp.kernels.quantize import Tile, clear_cache, quantize_rows
+from llmcomp.kernels.quantize import Given, Tile, error_rows, quantize_rows, roundtrip_rows
 
-__all__ = ["Tile", "clear_cache", "non_finite", "quantize_rows"]
+__all__ = ["Given", "Tile", "clear_cache", "error_rows", "no_cache", "non_finite", "quantize_rows", "roundtrip_rows"]

@@ -1,10 +1,7 @@
-"""Quantizing row tiles with compiled rules."""
+"""Row tiles through compiled rules."""
 
 from __future__ import annotations
 
-import os
-import platform
-import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +11,15 @@ import openvino as ov
 from numpy.typing import NDArray
 
 from llmcomp import formats
-from llmcomp.formats import Format, grouped_shape, pack
+from llmcomp.formats import NUMPY, CompressedWeight, Format, grouped_shape, pack
+from llmcomp.kernels.cache import CACHE
 from llmcomp.kernels.finite import non_finite
-from llmcomp.kernels.trace import CHECK, TYPES, Trace, trace
+from llmcomp.kernels.trace import CHECK, TYPES, Job, Kind, Ranges
 
 NUMPY_BELOW = 1 << 14
 """Weights below which numpy is as fast as a compiled rule, and nothing has to be compiled."""
-ONE_PASS = {"SNIPPETS_MODE": "IGNORE_CALLBACK"}
-"""Makes the plugin fuse a chain of comparisons into one kernel, which it else does for static shapes only (measured: NF4 four times faster)."""
+TRACED_LEVELS = 64
+"""Levels of a table from which on numpy's binary search beats a comparison with each."""
 SPELLING = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16", np.dtype(ml_dtypes.bfloat16): "BF16"}
 
 
@@ -39,84 +37,125 @@ class Tile:
     """False if the rows hold NaN or Inf, or so large values that their sum overflows: `non_finite` tells."""
 
 
-class _Cache:
-    """Compiled rules, shared; infer requests, one per thread."""
+@dataclass(frozen=True)
+class Given:
+    """What goes into a rule beside the weights. Everything is f32."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._generation = 0
-        self._compiled: dict[tuple[Format, str], tuple[Any, tuple[str, ...]]] = {}
-        self._local = threading.local()
+    columns: NDArray[np.float32] | None = None
+    """[in]: every row is multiplied by it first."""
+    rows: NDArray[np.float32] | None = None
+    """[rows]: every column is multiplied by it then."""
+    importance: NDArray[np.float32] | None = None
+    """[in]: weight of each input channel's squared error, for rules that search and for `error_rows`."""
+    scale: NDArray[np.float32] | None = None
+    """[rows, groups, 1], or [rows, 1] per channel: taken instead of the rule's."""
+    zero_point: NDArray[np.float32] | None = None
+    """Like the scale, with formats that have one."""
 
-    def request(self, fmt: Format, dtype: str) -> tuple[Any, tuple[str, ...]]:
-        if getattr(self._local, "generation", None) != self._generation:
-            self._local.requests, self._local.generation = {}, self._generation
-        requests: dict[tuple[Format, str], tuple[Any, tuple[str, ...]]] = self._local.requests
-        key = (fmt, dtype)
-        if key not in requests:
-            with self._lock:
-                if key not in self._compiled:
-                    traced = trace(fmt, dtype)
-                    self._compiled[key] = (_compile(traced), traced.names)
-                compiled, names = self._compiled[key]
-            requests[key] = (compiled.create_infer_request(), names)
-        return requests[key]
-
-    def clear(self) -> None:
-        with self._lock:
-            self._compiled.clear()
-            self._generation += 1
+    def folded(self, w: NDArray[Any]) -> NDArray[np.float32]:
+        """The weights times the factors."""
+        wide = np.asarray(w, np.float32)
+        wide = wide if self.columns is None else wide * self.columns
+        return wide if self.rows is None else wide * self.rows[:, None]
 
 
-def _compile(traced: Trace) -> Any:
-    streams = os.cpu_count() or 1
-    properties = {"INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": streams, "INFERENCE_NUM_THREADS": streams}
-    if traced.ranked and platform.machine().lower() in ("x86_64", "amd64"):
-        try:
-            return ov.Core().compile_model(traced.model, "CPU", {**properties, **ONE_PASS})
-        except RuntimeError as error:
-            # An option that the plugin does not document may go; the result is the same without it.
-            if next(iter(ONE_PASS)) not in str(error):
-                raise
-    return ov.Core().compile_model(traced.model, "CPU", properties)
+NOTHING = Given()
 
 
-_CACHE = _Cache()
-
-
-def clear_cache() -> None:
-    """Forget all compiled rules and give their memory back; threads drop their requests at their next call."""
-    _CACHE.clear()
-
-
-def quantize_rows(fmt: Format, w: NDArray[Any], group_size: int) -> Tile:
+def quantize_rows(fmt: Format, w: NDArray[Any], group_size: int, rule: str | Ranges = "minmax", given: Given = NOTHING) -> Tile:
     """Round rows [rows, in] by the format's rule, as `formats.quantize` does, to the bit.
 
-    `w` is f32, f16 or bf16, C-contiguous; a read-only mapping is read in place. For 4-bit codes give an even number of rows except at a
-    weight's end, so that tiles join at whole bytes.
+    `w` is f32, f16 or bf16, C-contiguous; a read-only mapping is read in place. For codes of less than eight bits give a multiple of eight
+    rows except at a weight's end, so that tiles join at whole bytes.
 
     Raises:
         GroupSizeError: the group size does not divide the rows.
+        OptionError: the format has no such rule.
     """
-    grouped = grouped_shape(w.shape, group_size)
-    rows, size = w.shape[0], grouped[-1]
-    if w.size < NUMPY_BELOW:
-        weight = formats.quantize(fmt, w, group_size)
-        packed = weight.packed()
-        return Tile(packed["codes"], weight.scale, packed.get("zero_point"), non_finite(w)[0] == 0)
-    dtype = SPELLING[w.dtype]
-    request, names = _CACHE.request(fmt, dtype)
-    results = request.infer([_tensor(w.reshape(rows, -1, size), dtype)], share_outputs=True)
-    found = {name: results[i] for i, name in enumerate(names)}
+    found = _run("quantize", fmt, w, group_size, rule, given)
+    if isinstance(found, CompressedWeight):
+        packed = found.packed()
+        return Tile(packed["codes"], found.scale, packed.get("zero_point") if fmt.zero_point_type else None, non_finite(w)[0] == 0)
     parts = {part.name: part for part in fmt.parts(w.shape, group_size)}
     # Everything is copied or packed: the request's memory is overwritten by the thread's next tile.
-    scale = np.array(found["scale"], np.float32).reshape(parts["scale"].shape)
-    codes, zero_point = (pack(found[n], parts[n].element_type) if n in found else None for n in ("codes", "zero_point"))
-    assert codes is not None
-    codes = np.array(codes) if np.may_share_memory(codes, found["codes"]) else codes
-    if zero_point is not None and np.may_share_memory(zero_point, found["zero_point"]):
-        zero_point = np.array(zero_point)
-    return Tile(codes, scale, zero_point, bool(np.isfinite(found[CHECK]).all()))
+    scale = given.scale if given.scale is not None else np.array(found["scale"], np.float32).reshape(parts["scale"].shape)
+    zero_point = found.get("zero_point", given.zero_point)
+    zeros = None if zero_point is None else _packed(zero_point.astype(np.uint8, copy=False), str(fmt.zero_point_type))
+    return Tile(_packed(found["codes"], fmt.code_type), scale, zeros, bool(np.isfinite(found[CHECK]).all()))
+
+
+def roundtrip_rows(
+    fmt: Format, w: NDArray[Any], group_size: int, rule: str | Ranges = "minmax", given: Given = NOTHING
+) -> NDArray[np.float32]:
+    """What rows [rows, in] are after quantizing and back, with the f32 scale. Times the factors, if there are any.
+
+    Raises:
+        GroupSizeError, OptionError: as `quantize_rows`.
+    """
+    found = _run("roundtrip", fmt, w, group_size, rule, given)
+    back = _decoded(found) if isinstance(found, CompressedWeight) else found["w"]
+    return np.array(back, np.float32).reshape(w.shape)
+
+
+def error_rows(fmt: Format, w: NDArray[Any], group_size: int, rule: str | Ranges = "minmax", given: Given = NOTHING) -> NDArray[np.float32]:
+    """Squared error of each group of rows [rows, in], [rows, groups]; summed with `given.importance` as weights.
+
+    Sums differ from numpy's in the last bits, since the order of summation does.
+
+    Raises:
+        GroupSizeError, OptionError: as `quantize_rows`.
+    """
+    found = _run("error", fmt, w, group_size, rule, given)
+    grouped = grouped_shape(w.shape, group_size)
+    if not isinstance(found, CompressedWeight):
+        return np.array(found["error"], np.float32).reshape(w.shape[0], -1)
+    squares = np.square(given.folded(w).reshape(grouped) - _decoded(found))
+    weights = 1.0 if given.importance is None else given.importance.reshape(grouped_shape((1, w.shape[1]), group_size))
+    return np.asarray((squares * weights).sum(-1), np.float32).reshape(w.shape[0], -1)
+
+
+def _decoded(weight: CompressedWeight) -> Any:
+    zero_point = None if weight.zero_point is None else weight.zero_point.astype(np.float32)
+    return weight.format.decode(NUMPY, NUMPY.numbers(weight.codes, weight.format.code_type), weight.scale, zero_point)
+
+
+def _run(
+    kind: Kind, fmt: Format, w: NDArray[Any], group_size: int, rule: str | Ranges, given: Given
+) -> CompressedWeight | dict[str, NDArray[Any]]:
+    """The results of a compiled job, views of its memory; or numpy's, where compiling does not pay."""
+    rows, size = w.shape[0], grouped_shape(w.shape, group_size)[-1]
+    if w.size < NUMPY_BELOW or fmt.level_count > TRACED_LEVELS:
+        scale, zero_point = given.scale, given.zero_point
+        wide = given.folded(w)
+        if scale is None and not isinstance(rule, str):
+            importance = None if given.importance is None else given.importance.reshape(1, -1, size)
+            ranges = rule(NUMPY, fmt, wide.reshape(rows, -1, size), importance)
+            per_group = (*grouped_shape(w.shape, group_size)[:-1], 1)
+            scale, zero_point = (r if r is None else r.reshape(per_group) for r in (ranges["scale"], ranges.get("zero_point")))
+        return formats.quantize(fmt, wide, group_size, rule if isinstance(rule, str) else "minmax", scale, zero_point)
+    dtype = SPELLING[w.dtype]
+    if isinstance(rule, str):
+        fmt.check_rule(rule)
+    job = Job(
+        kind,
+        fmt,
+        dtype,
+        None if given.scale is not None else rule,
+        given.columns is not None,
+        given.rows is not None,
+        given.importance is not None and (kind == "error" or not isinstance(rule, str)),
+    )
+    request, traced = CACHE.request(job)
+    shapes = {"columns": (1, -1, size), "importance": (1, -1, size), "rows": (rows, 1), "scale": (rows, -1), "zero_point": (rows, -1)}
+    inputs = [_tensor(w.reshape(rows, -1, size), dtype)]
+    inputs += [ov.Tensor(np.ascontiguousarray(getattr(given, name), np.float32).reshape(shapes[name])) for name in traced.inputs[1:]]
+    results = request.infer(inputs, share_outputs=True)
+    return {name: results[i] for i, name in enumerate(traced.outputs)}
+
+
+def _packed(codes: NDArray[Any], element_type: str) -> NDArray[np.uint8]:
+    packed = pack(codes, element_type)
+    return np.array(packed) if np.may_share_memory(packed, codes) else packed
 
 
 def _tensor(w: NDArray[Any], dtype: str) -> ov.Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import openvino as ov
@@ -14,15 +15,36 @@ from llmcomp.formats import Format
 CHECK = "check"
 """Name of the extra result: the sum of each group, which NaN and Inf reach."""
 TYPES = {"F32": ov.Type.f32, "F16": ov.Type.f16, "BF16": ov.Type.bf16}
+Kind = Literal["quantize", "roundtrip", "error"]
+Ranges = Callable[[Any, Format, Any, Any], Mapping[str, Any]]
+"""(namespace, format, w, importance or None) -> scale [and zero_point] of each group."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is compiled once: which rule of which format on which inputs, and what of it is wanted."""
+
+    kind: Kind
+    """quantize: codes, scale and zero point, and CHECK. roundtrip: f32 weights from the codes. error: their squared error, per group."""
+    fmt: Format
+    dtype: str
+    """A key of `TYPES`."""
+    rule: str | Ranges | None
+    """None: scale and zero point are inputs."""
+    columns: bool = False
+    """There is a factor for each input channel."""
+    rows: bool = False
+    """There is a factor for each output channel."""
+    importance: bool = False
+    """There is a weight for the squared error of each input channel."""
 
 
 class Trace(NamedTuple):
     model: ov.Model
-    """Grouped rows [rows, groups, size] -> the rule's results."""
-    names: tuple[str, ...]
-    """Names of the results, in order."""
-    ranked: bool
-    """The rule compares each weight with many thresholds."""
+    """Inputs in the order of `inputs` -> results in the order of `outputs`."""
+    inputs: tuple[str, ...]
+    """w [rows, groups, size]; columns and importance [1, groups, size]; rows [rows, 1]; scale and zero_point [rows, groups]."""
+    outputs: tuple[str, ...]
 
 
 class TraceNamespace:
@@ -32,13 +54,14 @@ class TraceNamespace:
     take one element at a time (measured: a third of the whole time).
     """
 
-    ranked = False
-
     def min(self, x: Any) -> Any:
         return ops.reduce_min(x, ops.constant([-1]), False)
 
     def max(self, x: Any) -> Any:
         return ops.reduce_max(x, ops.constant([-1]), False)
+
+    def sum(self, x: Any) -> Any:
+        return ops.reduce_sum(x, ops.constant([-1]), False)
 
     def abs(self, x: Any) -> Any:
         return ops.abs(x)
@@ -61,6 +84,9 @@ class TraceNamespace:
     def subtract(self, x: Any, y: Any) -> Any:
         return ops.subtract(*_aligned(x, y))
 
+    def multiply(self, x: Any, y: Any) -> Any:
+        return ops.multiply(*_aligned(x, y))
+
     def divide(self, x: Any, y: Any) -> Any:
         node = ops.divide(*_aligned(x, y))
         # Without this mark the compiler multiplies by a reciprocal, which rounds twice.
@@ -74,14 +100,27 @@ class TraceNamespace:
         return ops.clamp(x, low, high)
 
     def rank(self, x: Any, thresholds: Sequence[float]) -> Any:
-        self.ranked = True
         total = None
         for threshold in thresholds:
             above = ops.select(self.less(float(threshold), x), *_aligned(1.0, 0.0))
             total = above if total is None else ops.add(total, above)
         return total
 
+    def lookup(self, table: Sequence[float], index: Any) -> Any:
+        return ops.gather(ops.constant(np.asarray(table, np.float32)), ops.convert(index, "i32"), ops.constant(0))
+
+    def to_f16(self, x: Any) -> Any:
+        return ops.convert(ops.convert(x, "f16"), "f32")
+
+    def to_f8e4m3(self, x: Any) -> Any:
+        return ops.convert(x, "f8e4m3")
+
+    def from_f8e4m3(self, x: Any) -> Any:
+        return ops.convert(x, "f32")
+
     def codes(self, x: Any, element_type: str) -> Any:
+        if element_type.startswith("f8"):
+            return x
         # The plugin's Convert to bytes takes one element at a time; behind a FakeQuantize, which leaves integers as they are, it is fused.
         low, high, kind = (-128.0, 127.0, "i8") if element_type.startswith("i") else (0.0, 255.0, "u8")
         bounds = [ops.constant(np.float32(v)) for v in (low, high, low, high)]
@@ -96,11 +135,39 @@ def _aligned(*values: Any) -> list[Any]:
     return [ops.unsqueeze(n, ops.constant([-1])) if r == 2 and max(ranks) == 3 else n for n, r in zip(nodes, ranks, strict=True)]
 
 
-def trace(fmt: Format, dtype: str) -> Trace:
-    """The format's rule on rows of `dtype`, a key of `TYPES`, with the extra result `CHECK`."""
-    parameter = ops.parameter([-1, -1, -1], TYPES[dtype])
-    wide = parameter if dtype == "F32" else ops.convert(parameter, "f32")
-    xp = TraceNamespace()
-    results = {**fmt.quantize(xp, wide), CHECK: ops.reduce_sum(wide, ops.constant([-1]), False)}
-    model = ov.Model([ops.result(node) for node in results.values()], [parameter], f"{fmt.name}_{dtype}")
-    return Trace(model, tuple(results), xp.ranked)
+def trace(job: Job) -> Trace:
+    """The graph of a job."""
+    xp, fmt = TraceNamespace(), job.fmt
+    inputs: dict[str, Any] = {"w": ops.parameter([-1, -1, -1], TYPES[job.dtype])}
+    w = inputs["w"] if job.dtype == "F32" else ops.convert(inputs["w"], "f32")
+    for name, present, shape in (
+        ("columns", job.columns, [1, -1, -1]),
+        ("rows", job.rows, [-1, 1]),
+        ("importance", job.importance, [1, -1, -1]),
+        ("scale", job.rule is None, [-1, -1]),
+        ("zero_point", job.rule is None and fmt.zero_point_type, [-1, -1]),
+    ):
+        if present:
+            inputs[name] = ops.parameter(shape, ov.Type.f32)
+    for factor in ("columns", "rows"):
+        if factor in inputs:
+            w = xp.multiply(w, inputs[factor])
+    importance = inputs.get("importance")
+    if job.rule is None:
+        ranges: dict[str, Any] = {name: inputs[name] for name in ("scale", "zero_point") if name in inputs}
+    else:
+        ranges = dict(fmt.ranges(xp, w, job.rule) if isinstance(job.rule, str) else job.rule(xp, fmt, w, importance))
+    codes = fmt.encode(xp, w, **ranges)
+    if job.kind == "quantize":
+        results = {"codes": xp.codes(codes, fmt.code_type), CHECK: xp.sum(w)}
+        if job.rule is not None:
+            results["scale"] = ranges["scale"]
+            if "zero_point" in ranges:
+                results["zero_point"] = xp.codes(ranges["zero_point"], str(fmt.zero_point_type))
+    else:
+        back = fmt.decode(xp, codes, **ranges)
+        difference = xp.subtract(w, back)
+        squares = xp.multiply(difference, difference)
+        results = {"w": back} if job.kind == "roundtrip" else {"error": xp.sum(xp.multiply(squares, importance) if importance else squares)}
+    model = ov.Model([ops.result(node) for node in results.values()], list(inputs.values()), f"{fmt.name}_{job.kind}")
+    return Trace(model, tuple(inputs), tuple(results))

@@ -23,7 +23,6 @@ from llmcomp.planning.roles import is_router
 from llmcomp.planning.scheme import FLOATS, Scheme, layer_bytes
 from llmcomp.planning.select import nearest_subset
 
-DEFAULT_GROUP = 64
 LEAST_GROUP = 32
 """The smallest group that `adjust` takes: below it the scales cost more than they save (NNCF's min_adjusted_group_size)."""
 
@@ -149,9 +148,12 @@ class _Planner:
         return round(bits / total, 4) if total else 0.0
 
     def _group(self, name: str) -> int:
-        if name in FLOATS or not formats.get(name).grouped:
+        if name in FLOATS:
             return -1
-        return DEFAULT_GROUP if self.options.group_size is None else self.options.group_size
+        fmt = formats.get(name)
+        if fmt.fixed_group or fmt.group_size == -1 or self.options.group_size is None:
+            return fmt.group_size
+        return self.options.group_size
 
 
 def _bits(layer: Layer, asked: _Asked) -> float:

@@ -53,12 +53,28 @@ def check_options(options: ExportOptions) -> None:
         raise OptionError("--sym", f"{main} is asymmetric by name", f"Use --weight-format {main.removesuffix('asym')}sym, or drop --sym")
     if not is_low(main) and options.ratio != 1:
         raise OptionError(f"--ratio {options.ratio:g}", f"{main} is no smaller than the backup, so nothing is to mix", "Use --ratio 1")
-    if not is_low(main) and options.group_size not in (None, -1):
-        scales = "no scales" if main in FLOATS else "one scale for each output channel"
-        raise OptionError(f"--group-size {options.group_size}", f"{main} has {scales}", "Use --group-size -1")
+    only = -1 if main in FLOATS else formats.get(main).group_size
+    if options.group_size not in (None, only) and (only == -1 or formats.get(main).fixed_group):
+        scales = "no scales" if main in FLOATS else "one scale for each output channel" if only == -1 else f"groups of {only} by definition"
+        raise OptionError(f"--group-size {options.group_size}", f"{main} has {scales}", f"Use --group-size {only}, or leave it out")
     for override in options.overrides:
-        if resolve(override.format, options.sym) in FLOATS and override.group_size is not None:
+        name = resolve(override.format, options.sym)
+        if override.group_size is None:
+            continue
+        if name in FLOATS:
             raise OptionError(f"override '{override.text}'", f"{override.format} has no groups", "Leave the group size out")
+        check_group(f"override '{override.text}'", name, override.group_size)
+
+
+def check_group(place: str, name: str, group_size: int) -> None:
+    """Refuse another group size than the one that a format is defined with.
+
+    Raises:
+        OptionError: with `place` as the thing.
+    """
+    fmt = formats.get(name)
+    if fmt.fixed_group and group_size != fmt.group_size:
+        raise OptionError(place, f"{name} has groups of {fmt.group_size} by definition", "Leave the group size out")
 
 
 def needs_scores(options: ExportOptions) -> bool:

@@ -13,6 +13,7 @@ from llmcomp import formats
 from llmcomp.errors import GroupSizeError, OptionError
 from llmcomp.graph.layer import Layer
 from llmcomp.options.rules import did_you_mean, near
+from llmcomp.planning.check import check_group
 from llmcomp.planning.scheme import FLOATS, Scheme, layer_bytes
 
 VERSION = 1
@@ -142,6 +143,7 @@ def _checked(entry: LayerPlan, layer: Layer, where: str) -> LayerPlan:
     else:
         if entry.group_size != -1 and (entry.group_size < 1 or layer.shape[-1] % entry.group_size):
             raise GroupSizeError(place, f"group size {entry.group_size} does not divide {layer.shape[-1]}", "Use a divisor, or -1")
+        check_group(place, entry.format, entry.group_size)
         if "Gather" in layer.ops and not formats.get(entry.format).for_embeddings:
             raise OptionError(place, f"a {entry.format} table cannot be looked up compressed", "Use an integer format for embeddings")
     return entry.model_copy(update={"bytes": layer_bytes(layer, entry.scheme)})

@@ -36,9 +36,8 @@ def least_bytes(checkpoint: Checkpoint, options: ExportOptions) -> int:
     """A lower bound of the .bin from headers alone, for a check in the first second; the layout gives the exact figure later."""
     fixed = {"fp32": 32, "fp16": 16, "int8": 8}
     bits = fixed.get(options.weight_format, 4)
-    for name in formats.names():
-        if options.weight_format == name:
-            bits = formats.get(name).bits
+    if formats.exists(options.weight_format):
+        bits = formats.get(options.weight_format).bits
     return sum(prod(t.shape) * bits // 8 for t in checkpoint.tensors.values() if len(t.shape) > 1)
 
 

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from llmcomp.formats import Node
 from llmcomp.graph.ir import IR
 from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph
 from llmcomp.planning import Scheme, layer_chain
-from llmcomp.writing.layout import Layout, Slot
+from llmcomp.writing.layout import GATHER_AXIS, Layout, Slot
 
 PRECISION = {"f16": "FP16", "f32": "FP32", "bf16": "BF16", "i64": "I64"}
 """How the IR spells types on ports, where it differs from upper case."""
@@ -99,13 +101,19 @@ class _Chain:
             )
         if node.op in ("Subtract", "Multiply"):
             suffix = "/zero_point/subtract" if node.op == "Subtract" else "/fq_weights_1"
-            shape = tuple(max(a, b) for a, b in zip(inputs[0].shape, inputs[1].shape, strict=True))
+            shape = np.broadcast_shapes(inputs[0].shape, inputs[1].shape)
             return self._insert(node.op, "opset1", self.name + suffix, {"auto_broadcast": "numpy"}, inputs, inputs[0].element_type, shape)
         if node.op == "Reshape":
             target = tuple(int(d) for d in node.attr or ())
-            pattern = self._constant(f"{self.name}/shape", "i64", (len(target),), self.layout.shapes[target], 8 * len(target))
+            pattern = self._constant(f"{self.name}/shape", "i64", (len(target),), self.layout.integers[target], 8 * len(target))
             attributes = {"special_zero": "false"}
             return self._insert("Reshape", "opset1", f"{self.name}/reshape", attributes, [*inputs, pattern], inputs[0].element_type, target)
+        if node.op == "Gather":
+            axis = self._constant(f"{self.name}/axis", "i64", (), self.layout.integers[GATHER_AXIS], 8)
+            attributes = {"batch_dims": "0"}
+            return self._insert(
+                "Gather", "opset8", f"{self.name}/lookup", attributes, [*inputs, axis], inputs[0].element_type, inputs[1].shape
+            )
         raise ValueError(f"no IR layer for {node.op!r}")
 
     def _constant(self, name: str, element_type: str, shape: tuple[int, ...], offset: int, nbytes: int) -> _Output:

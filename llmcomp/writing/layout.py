@@ -1,6 +1,6 @@
 """Where each byte of the .bin will be, known from the plan alone.
 
-    [layer parts, each at a multiple of 64] [constants of the skeleton] [shapes of the Reshapes] [tail: scales that need f32]
+    [layer parts, each at a multiple of 64] [constants of the skeleton] [integers of the chains] [tail: scales that need f32]
 
 Only the tail depends on the weights; its place is fixed and it is written last, in plan order, so the same input gives the same bytes.
 """
@@ -18,6 +18,9 @@ from llmcomp.planning import Scheme, layer_chain, layer_parts
 
 ALIGN = 64
 """Alignment of every constant, a cache line: the plugins read it in place."""
+
+GATHER_AXIS = (0,)
+"""Along which a Gather in a chain looks up: a table has one axis only."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,14 @@ class Layout:
     """(layer name, part name) -> place; f16 scales are here even if a layer's move to the tail."""
     constants: Mapping[int, tuple[int, int]]
     """Const layer of the skeleton -> (offset, bytes)."""
-    shapes: Mapping[tuple[int, ...], int]
-    """Reshape target -> offset of its i64 values."""
+    integers: Mapping[tuple[int, ...], int]
+    """Reshape targets and Gather axes -> offset of their i64 values."""
     size: int
     """Bytes before the tail."""
+
+    def of(self, layer: str) -> list[Slot]:
+        """The places of a layer's parts, in file order."""
+        return [slot for (name, _), slot in self.slots.items() if name == layer]
 
 
 def make_layout(graph: ModelGraph, schemes: Mapping[str, Scheme]) -> Layout:
@@ -72,20 +79,20 @@ def make_layout(graph: ModelGraph, schemes: Mapping[str, Scheme]) -> Layout:
         if key not in seen:
             seen[key] = (take(int(data["size"])), int(data["size"]))
         constants[number] = seen[key]
-    shapes: dict[tuple[int, ...], int] = {}
+    integers: dict[tuple[int, ...], int] = {}
     for layer in graph.layers:
-        for shape in reshape_targets(layer_chain(layer, schemes[layer.name])):
-            if shape not in shapes:
-                shapes[shape] = take(8 * len(shape))
-    return Layout(slots, constants, shapes, -(-position // ALIGN) * ALIGN)
+        for values in chain_integers(layer_chain(layer, schemes[layer.name])):
+            if values not in integers:
+                integers[values] = take(8 * len(values))
+    return Layout(slots, constants, integers, -(-position // ALIGN) * ALIGN)
 
 
-def reshape_targets(node: Node) -> list[tuple[int, ...]]:
-    """Targets of the Reshapes in a chain."""
-    own = [tuple(node.attr)] if node.op == "Reshape" and isinstance(node.attr, tuple) else []
-    return [*own, *(t for i in node.inputs for t in reshape_targets(i))]
+def chain_integers(node: Node) -> list[tuple[int, ...]]:
+    """Targets of the Reshapes in a chain, and axes of its Gathers."""
+    own = [tuple(node.attr)] if node.op == "Reshape" and isinstance(node.attr, tuple) else [GATHER_AXIS] if node.op == "Gather" else []
+    return [*own, *(t for i in node.inputs for t in chain_integers(i))]
 
 
-def shape_bytes(shape: Sequence[int]) -> bytes:
-    """A Reshape's target as the IR stores it: little-endian i64."""
-    return np.asarray(shape, "<i8").tobytes()
+def integer_bytes(values: Sequence[int]) -> bytes:
+    """Integers as the IR stores them: little-endian i64."""
+    return np.asarray(values, "<i8").tobytes()

@@ -62,7 +62,8 @@ def check_bytes(path: Path, journal_file: Path, layers: Sequence[Layer], layout:
         for record in journal.read(journal_file):
             layer = by_name.pop(record["layer"])
             rows, step = flat_rows(layer), record["rows"]
-            parts = [layout.slots[layer.name, p] for p in ("codes", "zero_point", "weight") if (layer.name, p) in layout.slots]
+            slots = layout.of(layer.name)
+            parts = [slot for slot in slots if slot.part.role == "rows"]
             for i, start in enumerate(range(0, rows, step)):
                 crc = 0
                 for slot in parts:
@@ -73,8 +74,10 @@ def check_bytes(path: Path, journal_file: Path, layers: Sequence[Layer], layout:
                     raise VerificationError(
                         layer.name, f"rows from {start} on are not the bytes that were computed", "Check the disk and repeat."
                     )
-            scale = tail.get(layer.name) or layout.slots.get((layer.name, "scale"))
-            if scale and zlib.crc32(_read(file, scale.offset, scale.part.nbytes)) != record["scale_crc"]:
+            crc = 0
+            for slot in (tail[layer.name] if layer.name in tail and s.part.name == "scale" else s for s in slots if s.part.role != "rows"):
+                crc = zlib.crc32(_read(file, slot.offset, slot.part.nbytes), crc)
+            if crc != record["scale_crc"]:
                 raise VerificationError(layer.name, "its scales are not the bytes that were computed", "Check the disk and repeat.")
     if by_name:
         raise VerificationError(next(iter(by_name)), f"it and {len(by_name) - 1} more layers were never finished", "Please report this.")
