@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from llmcomp import checkpoint as checkpoints
-from llmcomp import kernels, planning
-from llmcomp.algorithms import sensitivity
+from llmcomp import formats, kernels, planning
+from llmcomp.algorithms import equalize, sensitivity
+from llmcomp.algorithms.search import search
 from llmcomp.checkpoint import Checkpoint
+from llmcomp.graph.factors import NO_FACTORS, Factors, make_factors
+from llmcomp.graph.folds import find_folds
 from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph, flat_rows
 from llmcomp.graph.skeleton import get_skeleton
@@ -33,9 +36,13 @@ from llmcomp.writing.journal import Journal
 from llmcomp.writing.layout import Layout, make_layout
 from llmcomp.writing.report import make_report, write_report
 from llmcomp.writing.side_files import write_side_files
-from llmcomp.writing.stream import Outcome, check_kept, stream, tile_rows
+from llmcomp.writing.stream import Outcome, Quantizer, check_kept, stream, tile_rows
 from llmcomp.writing.tokenizer import Conversion
 
+RULES: dict[str, str | kernels.Ranges] = {planning.SEARCH: search}
+"""Rules that are algorithms; the others are the formats' own."""
+SAMPLED_ROWS, SAMPLED_RUN = 512, 64
+"""Rows from which the magnitudes of a layer's columns are taken, and how many of them are read together."""
 REPORTED_VERSIONS = ("llmcomp", "openvino", "openvino-tokenizers", "optimum", "optimum-intel", "transformers", "torch")
 
 
@@ -89,13 +96,14 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
         graph = _graph(checkpoint, options, run)
         plan = _plan(graph, options, run)
         schemes = _schemes(plan)
-        layout = make_layout(graph, schemes)
+        factors, folded = _fold(graph, plan, run)
+        layout = make_layout(graph, schemes, factors.constants)
         check_disk(options.output, layout.size)
         if tokenizer is not None:
             with run.stage("tokenizer"):
                 tokenizer.finish()
         with run.stage("compress"):
-            outcomes, tail = _compress(graph, schemes, layout, folder, run)
+            outcomes, tail = _compress(graph, schemes, layout, factors, folder, run)
         xml = folder / "openvino_model.xml"
         with run.stage("write"):
             write_ir(graph, schemes, layout, tail, xml, _rt_info(options, plan))
@@ -106,7 +114,7 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
             (folder / JOURNAL).unlink()
         nbytes = xml.with_suffix(".bin").stat().st_size
         settings = options.model_dump(mode="json", exclude={"token", "output", "quiet", "json_log", "dry_run", "overwrite"})
-        report = make_report(graph, plan, layout, tail, outcomes, settings, versions(), run.seconds, verified, run.warnings, nbytes)
+        report = make_report(graph, plan, layout, tail, outcomes, settings, versions(), run.seconds, verified, run.warnings, nbytes, folded)
         write_report(report, folder)
     run.progress.finish()
     return Result(options.output, report)
@@ -127,7 +135,7 @@ def dry_run(options: ExportOptions, progress: Progress | None = None) -> Forecas
     schemes = _schemes(_plan(graph, options, run))
     layout = make_layout(graph, schemes)
     check_disk(options.output, layout.size)
-    return forecast(graph, schemes, layout, kernels.quantize_rows, _workers())
+    return forecast(graph, schemes, layout, _quantizer(NO_FACTORS), _workers())
 
 
 def _open(options: ExportOptions) -> Checkpoint:
@@ -180,7 +188,47 @@ def _schemes(plan: Plan) -> dict[str, Scheme]:
     return {entry.name: entry.scheme for entry in plan.layers}
 
 
-def _compress(graph: ModelGraph, schemes: Mapping[str, Scheme], layout: Layout, folder: Path, run: _Run) -> tuple[dict[str, Outcome], Any]:
+def _fold(graph: ModelGraph, plan: Plan, run: _Run) -> tuple[Factors, list[dict[str, Any]]]:
+    """The factors of every fold in front of a low-bit layer, and a line for the report on each."""
+    if plan.folds == "none":
+        return NO_FACTORS, []
+    with run.stage("fold"):
+        schemes, layers = _schemes(plan), {layer.name: layer for layer in graph.layers}
+        chosen, told = {}, []
+        folds = find_folds(graph)
+        for place, fold in enumerate(folds):
+            involved = [*fold.readers, *([fold.writer] if fold.writer else [])]
+            low = [name for name in fold.readers if planning.is_low(schemes[name].format)]
+            if not low or any(schemes[name].is_float for name in involved):
+                continue
+            readers = [(*equalize.magnitudes(_sampled_rows(graph, layers[name])), fold.readers[name]) for name in low]
+            chosen[place] = equalize.channel_factors(fold.channels, readers, fold.free)
+            told.append({"from": fold.writer or "norm", "into": list(fold.readers), "channels": int(fold.free.sum())})
+        return make_factors(graph, chosen, folds), told
+
+
+def _sampled_rows(graph: ModelGraph, layer: Layer) -> Iterator[Any]:
+    """Evenly spaced runs of rows of a layer, enough for the statistics of its columns."""
+    rows = flat_rows(layer)
+    runs = max(1, min(SAMPLED_ROWS, rows) // SAMPLED_RUN)
+    starts = {i * rows // runs for i in range(runs)}
+    return (graph.rows(layer, start, min(start + SAMPLED_RUN, rows)) for start in sorted(starts))
+
+
+def _quantizer(factors: Factors) -> Quantizer:
+    """The kernel for one tile of a layer under its scheme."""
+
+    def quantize(layer: Layer, scheme: Scheme, w: Any, start: int) -> kernels.Tile:
+        rows = factors.rows.get(layer.name)
+        given = kernels.Given(factors.columns.get(layer.name), None if rows is None else rows[start : start + len(w)])
+        return kernels.quantize_rows(formats.get(scheme.format), w, scheme.group_size, RULES.get(scheme.rule, scheme.rule), given)
+
+    return quantize
+
+
+def _compress(
+    graph: ModelGraph, schemes: Mapping[str, Scheme], layout: Layout, factors: Factors, folder: Path, run: _Run
+) -> tuple[dict[str, Outcome], Any]:
     def tell(layer: Layer, outcome: Outcome) -> None:
         run.progress.layer(
             layer.name, schemes[layer.name].format, outcome.seconds, group_size=schemes[layer.name].group_size, error=outcome.error
@@ -191,7 +239,17 @@ def _compress(graph: ModelGraph, schemes: Mapping[str, Scheme], layout: Layout, 
         path = folder / "openvino_model.bin"
         try:
             return stream(
-                graph, schemes, layout, path, kernels.quantize_rows, kernels.non_finite, journal, _workers(), tell, run.progress.advance
+                graph,
+                schemes,
+                layout,
+                path,
+                _quantizer(factors),
+                kernels.non_finite,
+                journal,
+                _workers(),
+                factors,
+                tell,
+                run.progress.advance,
             )
         finally:
             kernels.clear_cache()

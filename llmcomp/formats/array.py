@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 EPS = float(np.finfo(np.float32).eps)
 """2^-23: the least magnitude of a scale, NNCF's guard against dividing by zero. f16 holds it exactly, as a subnormal."""
+F16_NORMAL, F16_MAX = 2.0**-14, 65504.0
 
 
 class Namespace(Protocol):
@@ -153,6 +154,13 @@ NUMPY = NumpyNamespace()
 def guard(xp: Namespace, scale: Any) -> Any:
     """The scale, or EPS where its magnitude is less."""
     return xp.where(xp.less(xp.abs(scale), EPS), EPS, scale)
+
+
+def storable(xp: Namespace, scale: Any) -> Any:
+    """The scale as it is stored: f16 where that is a normal number, else f32."""
+    magnitude = xp.abs(scale)
+    narrow = xp.where(xp.less(magnitude, F16_NORMAL), scale, xp.to_f16(scale))
+    return xp.where(xp.less(F16_MAX, magnitude), scale, narrow)
 
 
 def floor_power(xp: Namespace, x: Any) -> Any:

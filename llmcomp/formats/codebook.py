@@ -33,6 +33,8 @@ class Codebook(Format):
         wide = np.asarray(self.table, np.float32)
         return next(name for name, kind in STORED.items() if np.array_equal(wide.astype(kind).astype(np.float32), wide))
 
+    search_factors: tuple[float, ...] = (1.0, 0.9, 0.8, -1.0, -0.9, -0.8)
+
     @property
     def level_count(self) -> int:
         return len(self.table)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,8 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcomp.errors import GroupSizeError, OptionError
-from llmcomp.formats.array import Namespace
+from llmcomp.formats.array import Namespace, guard, storable
 from llmcomp.formats.packing import packed_bytes
+
+TINY = 1e-30
+"""A sum of squares from which on dividing by it is safe."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,10 @@ class Format(ABC):
     """The type that scales are stored in; None: f16, and f32 where f16 cannot hold them."""
     rules: tuple[str, ...] = ("minmax",)
     """Names of the rules that pick scales, rivals in the field included; the first is NNCF's."""
+    search_factors: tuple[float, ...] = (1.0, 0.94, 0.87, 0.79)
+    """What a search multiplies the scale of `minmax` by; negative ones turn the grid around."""
+    best_rule: str = "minmax"
+    """The one that is used unless another is asked for: of those that cost nothing, the one of least KL on real text."""
 
     @abstractmethod
     def ranges(self, xp: Namespace, w: Any, rule: str = "minmax") -> dict[str, Any]:
@@ -106,6 +113,25 @@ class Format(ABC):
     @abstractmethod
     def decode(self, xp: Namespace, codes: Any, scale: Any, zero_point: Any = None) -> Any:
         """What the codes stand for, f32."""
+
+    def candidates(self, xp: Namespace, w: Any, weight: Any) -> Iterator[dict[str, Any]]:
+        """Scales [and zero points] worth trying, as they will be stored, `minmax` first. `weight` is of each squared error, in w's shape."""
+        ranges = self.ranges(xp, w)
+        yield {**ranges, "scale": storable(xp, ranges["scale"])}
+        for factor in self.search_factors:
+            yield self.refit(xp, w, weight, {**ranges, "scale": xp.multiply(ranges["scale"], factor)})
+
+    def refit(self, xp: Namespace, w: Any, weight: Any, ranges: dict[str, Any]) -> dict[str, Any]:
+        """The ranges with the scale of least weighted squared error for the codes that they give, as it will be stored.
+
+        Source: least squares in one unknown, sum(weight w q) / sum(weight q q); the scale is kept where all codes stand for zero.
+        """
+        levels = self.decode(xp, self.encode(xp, w, **ranges), **{**ranges, "scale": 1.0})
+        weighted = xp.multiply(weight, levels)
+        square, product = xp.sum(xp.multiply(weighted, levels)), xp.sum(xp.multiply(weighted, w))
+        some = xp.less(TINY, square)
+        best = xp.divide(product, xp.where(some, square, 1.0))
+        return {**ranges, "scale": storable(xp, guard(xp, xp.where(some, best, ranges["scale"])))}
 
     @property
     def level_count(self) -> int:
@@ -149,8 +175,8 @@ class Format(ABC):
         """Contents of the fixed parts, one code per item."""
         return {}
 
-    def store_scale(self, scale: NDArray[np.float32], scale_type: str) -> dict[str, NDArray[Any]]:
-        """All scales of a weight, as chosen -> the scale parts as they are stored."""
+    def store_scale(self, scale: NDArray[np.float32], scale_type: str, rule: str = "minmax") -> dict[str, NDArray[Any]]:
+        """All scales of a weight, as `rule` has chosen them -> the scale parts as they are stored."""
         return {"scale": scale.astype(np.float16) if scale_type == "f16" else scale}
 
     def load_scale(self, parts: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:

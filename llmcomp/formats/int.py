@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcomp.formats.array import Namespace, guard
+from llmcomp.formats.array import Namespace, guard, storable
 from llmcomp.formats.format import Format, Node, Part, register
+
+RANGE_FACTORS = ((1.0, 1.0), (0.95, 0.95), (0.88, 0.88), (0.95, 0.85), (0.85, 0.95))
+"""What a search multiplies the two ends of an asymmetric range by."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class IntSym(Format):
     rules: tuple[str, ...] = ("minmax", "absolute")
     """minmax: a signed scale puts the extreme weight of a group exactly on the lowest level (NNCF, gguf). absolute: the largest
     magnitude lands on the highest level, and the lowest level stays unused (AutoAWQ)."""
+
+    search_factors: tuple[float, ...] = (1.0, 0.92, 0.84, -1.0, -0.92)
 
     @property
     def offset(self) -> float:
@@ -64,11 +69,20 @@ class IntAsym(Format):
 
     def ranges(self, xp: Namespace, w: Any, rule: str = "minmax") -> dict[str, Any]:
         self.check_rule(rule)
+        return self._between(xp, xp.min(w), xp.max(w))
+
+    def _between(self, xp: Namespace, low: Any, high: Any) -> dict[str, Any]:
         highest = float(2**self.bits - 1)
-        low, high = xp.minimum(0.0, xp.min(w)), xp.maximum(0.0, xp.max(w))
+        low, high = xp.minimum(0.0, low), xp.maximum(0.0, high)
         scale = guard(xp, xp.divide(xp.subtract(high, low), highest))
         zero_point = xp.clip(xp.subtract(0.0, xp.round(xp.divide(low, scale))), 0.0, highest)
         return {"scale": scale, "zero_point": zero_point}
+
+    def candidates(self, xp: Namespace, w: Any, weight: Any) -> Iterator[dict[str, Any]]:
+        ranges = self.ranges(xp, w)
+        yield {**ranges, "scale": storable(xp, ranges["scale"])}
+        for low, high in RANGE_FACTORS:
+            yield self.refit(xp, w, weight, self._between(xp, xp.multiply(xp.min(w), low), xp.multiply(xp.max(w), high)))
 
     def encode(self, xp: Namespace, w: Any, scale: Any, zero_point: Any = None) -> Any:
         highest = float(2**self.bits - 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,13 +48,18 @@ class _Mx(Format):
             return {"scale": below}
         return {"scale": xp.where(xp.less(scale, xp.multiply(below, self.carry)), below, xp.multiply(below, 2.0))}
 
+    def candidates(self, xp: Namespace, w: Any, weight: Any) -> Iterator[dict[str, Any]]:
+        scale = self.ranges(xp, w)["scale"]
+        yield {"scale": scale}
+        yield {"scale": guard(xp, xp.multiply(scale, 0.5))}
+
     def encode(self, xp: Namespace, w: Any, scale: Any, zero_point: Any = None) -> Any:
         return self.element.encode(xp, w, scale)
 
     def decode(self, xp: Namespace, codes: Any, scale: Any, zero_point: Any = None) -> Any:
         return self.element.decode(xp, codes, scale)
 
-    def store_scale(self, scale: NDArray[np.float32], scale_type: str) -> dict[str, NDArray[Any]]:
+    def store_scale(self, scale: NDArray[np.float32], scale_type: str, rule: str = "minmax") -> dict[str, NDArray[Any]]:
         return {"scale": (np.frexp(scale)[1] - 1 + BIAS).astype(np.uint8)}
 
     def load_scale(self, parts: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
@@ -62,7 +67,16 @@ class _Mx(Format):
 
 
 register(
-    _Mx("mxfp4", 4, e2m1.TYPE, group_size=32, fixed_group=True, scale_type="f8e8m0"),
+    _Mx(
+        "mxfp4",
+        4,
+        e2m1.TYPE,
+        group_size=32,
+        fixed_group=True,
+        scale_type="f8e8m0",
+        rules=("minmax", "floor", "even", "fit"),
+        best_rule="fit",
+    ),
     _Mx(
         "mxfp8_e4m3",
         8,

@@ -28,6 +28,8 @@ class Nf4(Format):
     rules: tuple[str, ...] = ("minmax", "signed")
     """minmax: a positive scale. signed: the weight of the largest magnitude lands on +1, the end where levels lie wider."""
 
+    search_factors: tuple[float, ...] = (1.0, 0.9, 0.8, -1.0, -0.9, -0.8)
+
     def ranges(self, xp: Namespace, w: Any, rule: str = "minmax") -> dict[str, Any]:
         return {"scale": guard(xp, largest(xp, w, self.check_rule(rule)))}
 

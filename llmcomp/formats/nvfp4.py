@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcomp.formats import e2m1
-from llmcomp.formats.array import EPS, NUMPY
+from llmcomp.formats.array import EPS, NUMPY, Namespace, floor_power, guard
 from llmcomp.formats.format import Node, Part, grouped_shape, register
 from llmcomp.formats.fp import E4M3_MAX, Fp4
+
+SWEEP = (1.0, 1.5, 1.25, 1.12, 0.94, 0.88)
+"""What a search multiplies the scale of `minmax` by before it rounds it to E4M3; with 1.5 the extreme weight lands on 4 in place of 6."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +26,25 @@ class NvFp4(Fp4):
         one = (1,) * len(grouped_shape(shape, group_size))
         return (*super().parts(shape, group_size, scale_type), Part("second_order_scale", "f32", one, "scale"))
 
+    def candidates(self, xp: Namespace, w: Any, weight: Any) -> Iterator[dict[str, Any]]:
+        scale = self.ranges(xp, w)["scale"]
+        for factor in SWEEP:
+            wanted = guard(xp, xp.multiply(scale, factor))
+            power = floor_power(xp, wanted)
+            # Between 1 and 2 the step of E4M3 is the same everywhere, so the second-order scale need not be known yet.
+            yield {"scale": xp.multiply(xp.from_f8e4m3(xp.to_f8e4m3(xp.divide(wanted, power))), power)}
+
     def scale_node(self, scale_type: str) -> Node:
         first = Node("Convert", (Node("Part", attr="scale"),), "f32")
         node = Node("Multiply", (first, Node("Part", attr="second_order_scale")))
         return node if scale_type == "f32" else Node("Convert", (node,), scale_type)
 
-    def store_scale(self, scale: NDArray[np.float32], scale_type: str) -> dict[str, NDArray[Any]]:
+    def store_scale(self, scale: NDArray[np.float32], scale_type: str, rule: str = "minmax") -> dict[str, NDArray[Any]]:
+        # Scales with no more bits than E4M3 has, which a search picks, are kept to the bit under a power of two.
+        power = np.ldexp(np.float32(1), int(np.frexp(scale.max(initial=0.0) / np.float32(E4M3_MAX))[1]))
+        stored = NUMPY.to_f8e4m3(NUMPY.divide(scale, power))
+        if rule != "minmax" and np.array_equal(NUMPY.from_f8e4m3(stored) * power, scale):
+            return {"scale": stored, "second_order_scale": np.full((1,) * scale.ndim, power, np.float32)}
         second = np.float32(scale.max(initial=0.0) / np.float32(E4M3_MAX))
         second = max(second, np.float32(EPS))
         stored = NUMPY.to_f8e4m3(NUMPY.divide(scale, second))

@@ -32,6 +32,8 @@ class CompressedWeight:
     scale: NDArray[Any]
     """f32 as chosen, or f16 as stored. A format that stores its scales in a type of its own always has f32 here."""
     zero_point: NDArray[Any] | None = None
+    rule: str = "minmax"
+    """What has chosen the scale."""
 
     def __post_init__(self) -> None:
         grouped = grouped_shape(self.shape, self.group_size)
@@ -57,7 +59,7 @@ class CompressedWeight:
 
     def stored_scale(self) -> dict[str, NDArray[Any]]:
         """The scale parts as they are stored."""
-        return self.format.store_scale(self.scale, self.scale_type)
+        return self.format.store_scale(self.scale, self.scale_type, self.rule)
 
     def dequantize(self) -> NDArray[np.float32]:
         """The weight that the codes and the stored scale stand for, f32 in the weight's own shape."""
@@ -89,7 +91,8 @@ def quantize(
 ) -> CompressedWeight:
     """Round a weight (..., out, in) of f32, f16 or bf16 in numpy: what every kernel must equal.
 
-    The rule picks scale and zero point, unless they are given, grouped: (..., out, groups, 1), or (..., out, 1) per channel.
+    The rule picks scale and zero point, unless they are given, grouped: (..., out, groups, 1), or (..., out, 1) per channel; then it is
+    only the name of what has chosen them.
 
     Raises:
         GroupSizeError: the group size does not divide the last axis.
@@ -101,7 +104,7 @@ def quantize(
         ranges["zero_point"] = zero_point.astype(np.float32)
     codes = NUMPY.codes(fmt.encode(NUMPY, wide, **ranges), fmt.code_type)
     zeros = NUMPY.codes(ranges["zero_point"], str(fmt.zero_point_type)) if "zero_point" in ranges else None
-    return CompressedWeight(fmt, tuple(w.shape), group_size, codes, ranges["scale"], zeros)
+    return CompressedWeight(fmt, tuple(w.shape), group_size, codes, ranges["scale"], zeros, rule)
 
 
 def scale_type_needed(scale: NDArray[np.float32], live: NDArray[np.bool_] | None = None) -> str:

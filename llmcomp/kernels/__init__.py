@@ -14,5 +14,6 @@ read first: quantize.py
 from llmcomp.kernels.cache import clear_cache, no_cache
 from llmcomp.kernels.finite import non_finite
 from llmcomp.kernels.quantize import Given, Tile, error_rows, quantize_rows, roundtrip_rows
+from llmcomp.kernels.trace import Ranges
 
-__all__ = ["Given", "Tile", "clear_cache", "error_rows", "no_cache", "non_finite", "quantize_rows", "roundtrip_rows"]
+__all__ = ["Given", "Ranges", "Tile", "clear_cache", "error_rows", "no_cache", "non_finite", "quantize_rows", "roundtrip_rows"]

@@ -132,7 +132,7 @@ def _run(
             ranges = rule(NUMPY, fmt, wide.reshape(rows, -1, size), importance)
             per_group = (*grouped_shape(w.shape, group_size)[:-1], 1)
             scale, zero_point = (r if r is None else r.reshape(per_group) for r in (ranges["scale"], ranges.get("zero_point")))
-        return formats.quantize(fmt, wide, group_size, rule if isinstance(rule, str) else "minmax", scale, zero_point)
+        return formats.quantize(fmt, wide, group_size, rule if isinstance(rule, str) else rule.__name__, scale, zero_point)
     dtype = SPELLING[w.dtype]
     if isinstance(rule, str):
         fmt.check_rule(rule)

@@ -45,6 +45,8 @@ class ExportOptions(BaseModel):
     backup_precision: Literal["none", "int8_sym", "int8_asym"] = "int8_asym"
     ignored_scope: Scope = IgnoredScope()
     override: tuple[str, ...] = ()
+    scale_rule: str = "auto"
+    folds: Literal["auto", "none"] = "auto"
     sensitivity_metric: Literal["weight_quantization_error"] = "weight_quantization_error"
     seed: int = Field(default=0, ge=0)
 

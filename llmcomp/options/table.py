@@ -188,6 +188,26 @@ OPTIONS: tuple[Option, ...] = (
         compression=True,
     ),
     Option(
+        "scale_rule",
+        ("--scale-rule",),
+        COMPRESSION,
+        "What picks the scales of the weight format. minmax: as NNCF; search: several scales tried for each group, which takes two to "
+        "four times as long; others are named in the README; auto: the format's best of those that cost no time.",
+        default="auto",
+        metavar="RULE",
+        compression=True,
+    ),
+    Option(
+        "folds",
+        ("--folds",),
+        COMPRESSION,
+        "auto: before rounding to fewer than 8 bits, make the columns of each weight alike, by factors that move exactly into the norm "
+        "or the weight in front of it. none: leave all weights as they are.",
+        default="auto",
+        choices=("auto", "none"),
+        compression=True,
+    ),
+    Option(
         "sensitivity_metric",
         ("--sensitivity-metric",),
         COMPRESSION,

@@ -7,19 +7,21 @@ read first: assign.py
 """
 
 from llmcomp.planning.assign import make_plan
-from llmcomp.planning.check import COMPRESSION_FIELDS, check_options, needs_scores
+from llmcomp.planning.check import COMPRESSION_FIELDS, SEARCH, check_options, is_low, needs_scores
 from llmcomp.planning.plan import LayerPlan, Plan, Summary
 from llmcomp.planning.scheme import FLOATS, Scheme, float_type, layer_bytes, layer_chain, layer_parts
 
 __all__ = [
     "COMPRESSION_FIELDS",
     "FLOATS",
+    "SEARCH",
     "LayerPlan",
     "Plan",
     "Scheme",
     "Summary",
     "check_options",
     "float_type",
+    "is_low",
     "layer_bytes",
     "layer_chain",
     "layer_parts",

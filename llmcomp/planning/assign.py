@@ -56,9 +56,10 @@ def make_plan(layers: Sequence[Layer], options: ExportOptions, scores: Mapping[s
     if planner.mixes:
         for i in _beyond_ratio(layers, given, planner.main, options.ratio, scores or {}):
             given[i] = replace(planner.backup(f"beyond the ratio {options.ratio:g}"), in_ratio=True)
-    entries = tuple(_entry(layer, one) for layer, one in zip(layers, given, strict=True))
+    entries = tuple(_entry(layer, one, planner.rule(one.format)) for layer, one in zip(layers, given, strict=True))
     return Plan(
         main=planner.main,
+        folds="equalize" if options.folds == "auto" and is_low(planner.main) else "none",
         layers=entries,
         summary=summarize(entries, planner.main, options.ratio, planner.requested_bits(layers, asked)),
         notes=notes,
@@ -115,6 +116,12 @@ class _Planner:
         name = self.options.backup_precision
         return _Asked("keep" if name == "none" else name, reason=why)
 
+    def rule(self, name: str) -> str:
+        """The rule for a layer of this format: the asked one for the main format, the format's best for all others."""
+        if name in FLOATS:
+            return "minmax"
+        return self.options.scale_rule if name == self.main and self.options.scale_rule != "auto" else formats.get(name).best_rule
+
     def refuse_misfits(self, layers: Sequence[Layer]) -> None:
         if not self.misfits:
             return
@@ -165,13 +172,14 @@ def _bits(layer: Layer, asked: _Asked) -> float:
     return sum(part.nbytes for part in formats.get(asked.format).parts((8, width), -1)) / width
 
 
-def _entry(layer: Layer, asked: _Asked) -> LayerPlan:
+def _entry(layer: Layer, asked: _Asked, rule: str) -> LayerPlan:
     return LayerPlan(
         name=layer.name,
         tensor=layer.tensor,
         shape=layer.shape,
         format=asked.format,
         group_size=asked.group_size,
+        rule=rule,
         bytes=layer_bytes(layer, Scheme(asked.format, asked.group_size)),
         in_ratio=asked.in_ratio,
         reason=asked.reason,

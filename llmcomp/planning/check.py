@@ -21,7 +21,11 @@ COMPRESSION_FIELDS = {
     "ignored_scope",
     "override",
     "sensitivity_metric",
+    "scale_rule",
+    "folds",
 }
+SEARCH = "search"
+"""The rule that tries several scales for each group; every format has it."""
 
 
 def resolve(name: str, sym: bool) -> str:
@@ -53,6 +57,10 @@ def check_options(options: ExportOptions) -> None:
         raise OptionError("--sym", f"{main} is asymmetric by name", f"Use --weight-format {main.removesuffix('asym')}sym, or drop --sym")
     if not is_low(main) and options.ratio != 1:
         raise OptionError(f"--ratio {options.ratio:g}", f"{main} is no smaller than the backup, so nothing is to mix", "Use --ratio 1")
+    if options.scale_rule not in ("auto", SEARCH) and main in FLOATS:
+        raise OptionError(f"--scale-rule {options.scale_rule}", f"{main} has no scales", "Leave it out")
+    if options.scale_rule != "auto" and main not in FLOATS:
+        check_rule(f"--scale-rule {options.scale_rule}", main, options.scale_rule)
     only = -1 if main in FLOATS else formats.get(main).group_size
     if options.group_size not in (None, only) and (only == -1 or formats.get(main).fixed_group):
         scales = "no scales" if main in FLOATS else "one scale for each output channel" if only == -1 else f"groups of {only} by definition"
@@ -75,6 +83,17 @@ def check_group(place: str, name: str, group_size: int) -> None:
     fmt = formats.get(name)
     if fmt.fixed_group and group_size != fmt.group_size:
         raise OptionError(place, f"{name} has groups of {fmt.group_size} by definition", "Leave the group size out")
+
+
+def check_rule(place: str, name: str, rule: str) -> None:
+    """Refuse a rule that a format does not have.
+
+    Raises:
+        OptionError: with `place` as the thing.
+    """
+    known = (*formats.get(name).rules, SEARCH)
+    if rule not in known:
+        raise OptionError(place, f"{name} has no rule {rule!r}", did_you_mean(rule, known))
 
 
 def needs_scores(options: ExportOptions) -> bool:

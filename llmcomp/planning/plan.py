@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from math import prod
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -13,7 +14,7 @@ from llmcomp import formats
 from llmcomp.errors import GroupSizeError, OptionError
 from llmcomp.graph.layer import Layer
 from llmcomp.options.rules import did_you_mean, near
-from llmcomp.planning.check import check_group
+from llmcomp.planning.check import check_group, check_rule
 from llmcomp.planning.scheme import FLOATS, Scheme, layer_bytes
 
 VERSION = 1
@@ -29,6 +30,8 @@ class LayerPlan(BaseModel):
     shape: tuple[int, ...]
     format: str
     group_size: int = -1
+    rule: str = "minmax"
+    """What picks the scales: one of the format's rules, or `search`."""
     bytes: int = 0
     in_ratio: bool = True
     """Whether the ratio counts it: neither embedding, last layer nor router, and not named by a rule."""
@@ -36,7 +39,7 @@ class LayerPlan(BaseModel):
 
     @property
     def scheme(self) -> Scheme:
-        return Scheme(self.format, self.group_size)
+        return Scheme(self.format, self.group_size, self.rule)
 
 
 class Summary(BaseModel):
@@ -60,6 +63,8 @@ class Plan(BaseModel):
     version: int = VERSION
     main: str
     """The format that `ratio` is about."""
+    folds: Literal["none", "equalize"] = "none"
+    """equalize: columns of low-bit weights are made alike, by factors that move into norms and other weights and change nothing else."""
     layers: tuple[LayerPlan, ...]
     summary: Summary
     notes: tuple[str, ...] = ()
@@ -139,11 +144,12 @@ def _checked(entry: LayerPlan, layer: Layer, where: str) -> LayerPlan:
     _check_format(entry.format, place)
     if entry.format in FLOATS:
         # Who edits a line into `keep` does not think of the group size beside it.
-        entry = entry.model_copy(update={"group_size": -1})
+        entry = entry.model_copy(update={"group_size": -1, "rule": "minmax"})
     else:
         if entry.group_size != -1 and (entry.group_size < 1 or layer.shape[-1] % entry.group_size):
             raise GroupSizeError(place, f"group size {entry.group_size} does not divide {layer.shape[-1]}", "Use a divisor, or -1")
         check_group(place, entry.format, entry.group_size)
+        check_rule(place, entry.format, entry.rule)
         if "Gather" in layer.ops and not formats.get(entry.format).for_embeddings:
             raise OptionError(place, f"a {entry.format} table cannot be looked up compressed", "Use an integer format for embeddings")
     return entry.model_copy(update={"bytes": layer_bytes(layer, entry.scheme)})

@@ -19,6 +19,8 @@ class Scheme:
 
     format: str
     group_size: int
+    rule: str = "minmax"
+    """What picks the scales: one of the format's rules, or `search`."""
 
     @property
     def is_float(self) -> bool:

@@ -53,9 +53,9 @@ def forecast(graph: ModelGraph, schemes: Mapping[str, Scheme], layout: Layout, q
         w = graph.rows(layers[0], 0, rows)
         if not formats.exists(scheme.format):
             continue
-        quantize(formats.get(scheme.format), w, scheme.group_size)
+        quantize(layers[0], scheme, w, 0)
         started = time.perf_counter()
-        quantize(formats.get(scheme.format), w, scheme.group_size)
+        quantize(layers[0], scheme, w, 0)
         seconds += (time.perf_counter() - started) * sum(layer.size for layer in layers) / w.size / workers
     memory = max(TRACE_BYTES + BASE_BYTES, BASE_BYTES + workers * widest * TILE_FACTOR)
     return Forecast(layout.size, memory, seconds)

@@ -7,7 +7,7 @@ Only the tail depends on the weights; its place is fixed and it is written last,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,10 +51,10 @@ class Layout:
         return [slot for (name, _), slot in self.slots.items() if name == layer]
 
 
-def make_layout(graph: ModelGraph, schemes: Mapping[str, Scheme]) -> Layout:
+def make_layout(graph: ModelGraph, schemes: Mapping[str, Scheme], changed: Collection[int] = ()) -> Layout:
     """The place of every constant of the output.
 
-    `schemes` has an entry for every layer of `graph`.
+    `schemes` has an entry for every layer of `graph`. `changed` constants of the skeleton get other values, so they share no place.
     """
     position = 0
 
@@ -76,6 +76,9 @@ def make_layout(graph: ModelGraph, schemes: Mapping[str, Scheme]) -> Layout:
             continue
         data = graph.ir.data(number)
         key = (data["offset"], data["size"])
+        if number in changed:
+            constants[number] = (take(int(data["size"])), int(data["size"]))
+            continue
         if key not in seen:
             seen[key] = (take(int(data["size"])), int(data["size"]))
         constants[number] = seen[key]

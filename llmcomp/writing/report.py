@@ -32,6 +32,7 @@ def make_report(
     verified: str,
     warnings: list[str],
     nbytes: int,
+    folds: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """The report as plain data (JSON-able)."""
     layers = []
@@ -44,6 +45,7 @@ def make_report(
                 "shape": list(entry.shape),
                 "format": entry.format,
                 "group_size": entry.group_size,
+                "rule": entry.rule,
                 "bytes": entry.bytes,
                 "scale_type": outcome.scale_type if entry.format != "keep" else None,
                 "relative_error": round(outcome.error, 8),
@@ -66,6 +68,7 @@ def make_report(
         "formats": _by_format(layers),
         "summary": plan.summary.model_dump(),
         "layers": layers,
+        "folds": folds,
         "float_tensors": sorted(set(graph.skeleton.real) - {layer.tensor for layer in graph.layers}),
         "unused_tensors": graph.unused,
         "fallback": graph.skeleton.fallback,

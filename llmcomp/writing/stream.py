@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 
 from llmcomp import formats
 from llmcomp.errors import NonFiniteWeightError
-from llmcomp.formats import Part, pack
+from llmcomp.formats import Part, pack, unpack
+from llmcomp.formats.packing import bits as packing_bits
+from llmcomp.graph.factors import NO_FACTORS, Factors
 from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph, flat_rows
 from llmcomp.planning import Scheme, float_type
@@ -52,8 +54,8 @@ class TileResult(Protocol):
     def finite(self) -> bool: ...
 
 
-Quantizer = Callable[[Any, NDArray[Any], int], TileResult]
-"""(format, rows [R, in], group size) -> packed codes, f32 scales, packed zero points."""
+Quantizer = Callable[[Layer, Scheme, NDArray[Any], int], TileResult]
+"""(layer, scheme, its rows [R, in], number of the first row) -> packed codes, f32 scales, packed zero points."""
 NonFinite = Callable[[NDArray[Any]], tuple[int, int | None]]
 """rows -> (number of NaN and Inf, flat index of the first)."""
 
@@ -117,6 +119,7 @@ def stream(
     non_finite: NonFinite,
     journal: Journal,
     workers: int,
+    factors: Factors = NO_FACTORS,
     on_layer: Callable[[Layer, Outcome], None] = lambda *_: None,
     on_weights: Callable[[int], None] = lambda _: None,
 ) -> tuple[dict[str, Outcome], dict[str, Slot]]:
@@ -127,7 +130,7 @@ def stream(
     """
     with path.open("wb") as file:
         file.truncate(layout.size)
-    writer = _Writer(graph, schemes, layout, path, quantize, non_finite)
+    writer = _Writer(graph, schemes, layout, path, quantize, non_finite, factors)
     outcomes: dict[str, Outcome] = {}
     pending: set[Future[tuple[_Pending, int]]] = set()
     tail_scales: dict[str, NDArray[np.float32]] = {}
@@ -158,7 +161,7 @@ def stream(
         finally:
             writer.close()
     tail = _write_tail(path, graph, layout, tail_scales)
-    _write_constants(path, graph, layout)
+    _write_constants(path, graph, layout, factors)
     return outcomes, tail
 
 
@@ -178,10 +181,17 @@ def _cast(w: NDArray[Any], element_type: str, layer: Layer) -> NDArray[Any]:
 
 class _Writer:
     def __init__(
-        self, graph: ModelGraph, schemes: Mapping[str, Scheme], layout: Layout, path: Path, quantize: Quantizer, non_finite: NonFinite
+        self,
+        graph: ModelGraph,
+        schemes: Mapping[str, Scheme],
+        layout: Layout,
+        path: Path,
+        quantize: Quantizer,
+        non_finite: NonFinite,
+        factors: Factors,
     ) -> None:
         self.graph, self.schemes, self.layout, self.path = graph, schemes, layout, path
-        self.quantize, self.non_finite = quantize, non_finite
+        self.quantize, self.non_finite, self.factors = quantize, non_finite, factors
         self._local, self._files, self._lock = threading.local(), list[BinaryIO](), threading.Lock()
 
     def jobs(self) -> Iterator[tuple[_Pending, int]]:
@@ -204,13 +214,13 @@ class _Writer:
             crc = self._write_rows(layer, "weight", start, stored.view(np.uint8).reshape(-1))
         else:
             fmt = formats.get(scheme.format)
-            result = self.quantize(fmt, w, scheme.group_size)
+            result = self.quantize(layer, scheme, w, start)
             if not result.finite and self.non_finite(w)[0]:
                 raise self._non_finite_error(layer)
             crc = self._write_rows(layer, "codes", start, result.codes)
             if result.zero_point is not None:
                 crc = self._write_rows(layer, "zero_point", start, result.zero_point, crc)
-            self._sample_error(state, fmt, w, start)
+            self._sample_error(state, fmt, w, start, result)
             with self._lock:
                 state.scales[tile] = result.scale
         with self._lock:
@@ -235,15 +245,15 @@ class _Writer:
         while len(view):
             view = view[file.write(view) :]
 
-    def _sample_error(self, state: _Pending, fmt: formats.Format, w: NDArray[Any], start: int) -> None:
+    def _sample_error(self, state: _Pending, fmt: formats.Format, w: NDArray[Any], start: int, result: TileResult) -> None:
         step = max(1, flat_rows(state.layer) // SAMPLES)
         picked = [
             row for first in range(-start % step, len(w), step) for row in range(first, min(first + SAMPLE_ROWS, len(w), first + step))
         ]
         if not picked:
             return
-        rows = np.asarray(w[picked], np.float32)
-        back = formats.quantize(fmt, rows, state.scheme.group_size).dequantize()
+        rows = self.factors.apply(state.layer.name, np.asarray(w[picked], np.float32), [start + row for row in picked])
+        back = _decoded_rows(fmt, state.scheme.group_size, w.shape, result, picked, state.scheme.rule)
         with self._lock:
             state.squares += float(np.square(rows, dtype=np.float64).sum())
             state.squared_error += float(np.square(rows - back, dtype=np.float64).sum())
@@ -255,8 +265,9 @@ class _Writer:
         if state.scales:
             fmt = formats.get(state.scheme.format)
             scale = np.concatenate([state.scales[t] for t in range(state.tiles)])
-            scale_type = formats.scale_type_needed(fmt.load_scale(fmt.store_scale(scale, "f32")))
-            stored = {**fmt.store_scale(scale, scale_type), **fmt.fixed()}
+            rule = state.scheme.rule
+            scale_type = formats.scale_type_needed(fmt.load_scale(fmt.store_scale(scale, "f32", rule)))
+            stored = {**fmt.store_scale(scale, scale_type, rule), **fmt.fixed()}
             for part in formats.get(state.scheme.format).parts(layer.shape, state.scheme.group_size, scale_type):
                 if part.name not in stored:
                     continue
@@ -304,11 +315,34 @@ def _write_tail(path: Path, graph: ModelGraph, layout: Layout, scales: Mapping[s
     return tail
 
 
-def _write_constants(path: Path, graph: ModelGraph, layout: Layout) -> None:
+def _decoded_rows(
+    fmt: formats.Format, group_size: int, shape: tuple[int, ...], result: TileResult, picked: list[int], rule: str
+) -> NDArray[np.float32]:
+    """Some rows of a tile, from its packed codes back to weights."""
+    width = shape[1]
+
+    def rows_of(data: NDArray[np.uint8], element_type: str, size: int) -> NDArray[Any]:
+        if size * packing_bits(element_type) % 8 or (element_type == "u3" and size % 8):
+            return unpack(data, element_type, (shape[0], size))[picked]
+        return unpack(np.ascontiguousarray(data.reshape(shape[0], -1)[picked]).reshape(-1), element_type, (len(picked), size))
+
+    grouped = formats.grouped_shape((len(picked), width), group_size)
+    per_group = (*grouped[:-1], 1)
+    zero_point = None
+    if result.zero_point is not None:
+        zero_point = rows_of(result.zero_point, str(fmt.zero_point_type), width // grouped[-1]).reshape(per_group)
+    codes = rows_of(result.codes, fmt.code_type, width).reshape(grouped)
+    return (
+        formats.CompressedWeight(fmt, (len(picked), width), group_size, codes, result.scale[picked], zero_point, rule).stored().dequantize()
+    )
+
+
+def _write_constants(path: Path, graph: ModelGraph, layout: Layout, factors: Factors) -> None:
     with path.open("r+b") as file:
         for number, (offset, _) in layout.constants.items():
             file.seek(offset)
-            file.write(graph.constant_bytes(number))
+            changed = factors.constants.get(number)
+            file.write(graph.constant_bytes(number) if changed is None else changed.astype("<f4").tobytes())
         for values, offset in layout.integers.items():
             file.seek(offset)
             file.write(integer_bytes(values))

@@ -1,0 +1,48 @@
+"""Data-free choice of the factors that folds move: the columns of a weight are made alike before they are quantized.
+
+Columns of trained weights are small where their inputs are large, so a group's error, which the largest column dictates, hits the inputs
+that matter most. Multiplying column j by t[j], the inverse of its typical magnitude, and dividing the input by it, balances the two: the
+data-free form of AWQ (Lin et al. 2023, section 3.2, with the weight in place of the activation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+POWER = 0.25
+LIMIT = 64.0
+"""Most that a channel is scaled up or down, against the typical one: what is divided by t must stay within f16 where devices compute in it."""
+
+
+def magnitudes(tiles: Iterable[NDArray[Any]]) -> tuple[NDArray[np.float64], int]:
+    """(sum over all rows of |w|^POWER for each column, number of rows) of row tiles [R, in]."""
+    total, rows = np.zeros(1), 0
+    for tile in tiles:
+        # The fourth root by two square roots: numpy's power takes ten times as long.
+        total = total + np.sqrt(np.sqrt(np.abs(np.asarray(tile, np.float32)))).sum(axis=0, dtype=np.float64)
+        rows += len(tile)
+    return total, rows
+
+
+def channel_factors(
+    channels: int, readers: Sequence[tuple[NDArray[np.float64], int, NDArray[np.int64]]], free: NDArray[np.bool_]
+) -> NDArray[np.float32]:
+    """t [channels]: what the readers' columns are multiplied by.
+
+    `readers`: for each layer its columns' `magnitudes`, the rows they are of, and the channel of each column. Channels that are not `free`
+    and those without any weight get 1; the geometric mean of the others is 1.
+    """
+    total, count = np.zeros(channels), np.zeros(channels)
+    for sums, rows, labels in readers:
+        np.add.at(total, labels, sums)
+        np.add.at(count, labels, rows)
+    live = free & (total > 0)
+    logs = np.zeros(channels)
+    logs[live] = -np.log(total[live] / count[live]) / POWER
+    if live.any():
+        logs[live] -= logs[live].mean()
+    return np.exp(np.clip(logs, -np.log(LIMIT), np.log(LIMIT))).astype(np.float32)

@@ -1,0 +1,240 @@
+"""Where a factor for each channel can move from one weight into another without changing what the model computes.
+
+A *source* makes channels: the norm weight (with its bias) in front of some layers, or the rows (with their bias) of a layer. If everything
+between the source and the layers that read it treats channels one by one and linearly, then dividing channel c at the source by t[c]
+and multiplying the readers' columns by t[c] changes nothing: norm into q/k/v and gate/up, v into o with grouped heads, up into down.
+
+Found by dependence, not by name: the channel numbers are carried through the graph's own reshapes, transposes and slices.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcomp.graph.layer import Layer
+from llmcomp.graph.model import ModelGraph
+
+Labels = NDArray[np.int64]
+"""Of a tensor, dynamic dimensions as 1: which channel of the source each element scales with."""
+INTEGERS = {"i64": "<i8", "i32": "<i4"}
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A constant that is divided by its channels' factors."""
+
+    layer_id: int
+    labels: Labels
+    """One per element, in the constant's shape."""
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One source and its readers."""
+
+    channels: int
+    free: NDArray[np.bool_]
+    """[channels]: False for those whose factor must stay 1, since something else reads them."""
+    writer: str | None
+    """Name of the layer whose rows are the channels; None for a norm."""
+    vectors: tuple[Vector, ...]
+    """Norm weight and biases."""
+    readers: dict[str, Labels]
+    """Layer name -> the channel of each input."""
+
+
+@dataclass
+class _Walk:
+    """What following one source's channels has found."""
+
+    channels: int
+    blocked: set[int] = field(default_factory=set)
+    vectors: list[Vector] = field(default_factory=list)
+    readers: dict[str, Labels] = field(default_factory=dict)
+    nodes: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    seen: dict[int, int] = field(default_factory=dict)
+    """Operation -> the port that the channels came in by."""
+
+
+def find_folds(graph: ModelGraph) -> tuple[Fold, ...]:
+    """All folds of a graph, in topological order of their sources."""
+    return tuple(_Finder(graph).folds())
+
+
+class _Finder:
+    def __init__(self, graph: ModelGraph) -> None:
+        self.graph, self.ir = graph, graph.ir
+        self.matmuls: dict[int, Layer] = {}
+        for layer in graph.layers:
+            for reader, _ in graph.weight_readers(graph.sources[layer.name].layer_id):
+                if self.ir.kind(reader) == "MatMul":
+                    self.matmuls[reader] = layer
+
+    def folds(self) -> Iterator[Fold]:
+        for number in self.ir.layers:
+            if number in self.matmuls:
+                layer = self.matmuls[number]
+                if len(layer.shape) == 2 and len(layer.nodes) == 1:
+                    yield from self._from(number, layer.shape[0], layer.name, ())
+            elif self.ir.kind(number) == "Multiply":
+                vector = self._vector(number)
+                if vector is not None:
+                    yield from self._from(number, vector.labels.size, None, (vector,))
+
+    def _vector(self, number: int) -> Vector | None:
+        """The norm weight that a Multiply applies, if it does."""
+        shape = self._static(number)
+        for source, _ in self.ir.inputs[number].values():
+            if self._is_vector(source) and self.ir.output_shape(source)[-1] == shape[-1] == prod(self.ir.output_shape(source)):
+                return Vector(source, np.arange(shape[-1]).reshape(self.ir.output_shape(source)))
+        return None
+
+    def _is_vector(self, source: int) -> bool:
+        """A float constant of several values that nothing else reads."""
+        return (
+            self.ir.kind(source) == "Const"
+            and self.ir.data(source)["element_type"] == "f32"
+            and prod(self.ir.output_shape(source)) > 1
+            and len(self.ir.readers(source)) == 1
+        )
+
+    def _from(self, number: int, channels: int, writer: str | None, vectors: tuple[Vector, ...]) -> Iterator[Fold]:
+        shape = self._static(number)
+        if not shape or shape[-1] != channels or prod(shape) != channels:
+            return
+        walk = _Walk(channels, vectors=list(vectors))
+        self._follow(walk, (number, None), np.arange(channels).reshape(shape))
+        # A layer that is read in several places must get the same factors in all of them.
+        for name in list(walk.readers):
+            layer = next(one for one in self.graph.layers if one.name == name)
+            if len(walk.nodes[name]) != len(layer.nodes) or "Gather" in layer.ops:
+                walk.blocked.update(np.unique(walk.readers.pop(name)).tolist())
+        free = np.ones(channels, bool)
+        free[list(walk.blocked)] = False
+        used = np.zeros(channels, bool)
+        for labels in walk.readers.values():
+            used[labels] = True
+        if (free & used).any():
+            yield Fold(channels, free & used, writer, tuple(walk.vectors), walk.readers)
+
+    def _follow(self, walk: _Walk, output: tuple[int, int | None], labels: Labels) -> None:
+        """Carry the channels of one tensor on to everything that reads it."""
+        for reader, port in self.ir.readers(*output):
+            kind = self.ir.kind(reader)
+            if kind in ("ShapeOf", "Assign"):
+                continue
+            if reader in walk.seen and kind != "Concat":
+                # Met from two sides: a product of two tracked tensors is not linear.
+                walk.blocked.update(np.unique(labels).tolist())
+                continue
+            walk.seen[reader] = port
+            if kind == "MatMul" and port == 0 and reader in self.matmuls and labels.shape[-1] == labels.size:
+                self._reach(walk, reader, labels)
+                continue
+            try:
+                carried = self._carry(walk, kind, reader, port, labels)
+            except _ComputedError:
+                carried = None
+            if carried is None:
+                walk.blocked.update(np.unique(labels).tolist())
+                continue
+            for out, moved in carried.items():
+                self._follow(walk, (reader, out), moved)
+
+    def _reach(self, walk: _Walk, reader: int, labels: Labels) -> None:
+        layer, flat = self.matmuls[reader], labels.reshape(-1)
+        known = walk.readers.setdefault(layer.name, flat)
+        if not np.array_equal(known, flat) or self.ir.data(reader).get("transpose_a", "false").lower() == "true":
+            walk.blocked.update(np.unique(np.concatenate([known, flat])).tolist())
+        walk.nodes[layer.name].add(self.ir.name(reader))
+
+    def _carry(self, walk: _Walk, kind: str, number: int, port: int, labels: Labels) -> dict[int | None, Labels] | None:
+        """Output port -> channels behind an operation; None if it mixes channels or is not linear in them."""
+        target = self._static(number)
+        match kind:
+            case "Reshape" | "Unsqueeze" | "Squeeze" | "Convert" if port == 0 and prod(target) == labels.size:
+                return {None: labels.reshape(target)}
+            case "Transpose" if port == 0:
+                return {None: labels.transpose([int(i) for i in self._integers(number, 1)])}
+            case "Broadcast" if port == 0 and len(target) == labels.ndim:
+                return {None: np.broadcast_to(labels, target)}
+            case "ScaledDotProductAttention" if port == 2 and target == labels.shape:
+                return {None: labels}
+            case "Gather" if port == 0 and labels.shape[int(self._integers(number, 2)[0])] == 1:
+                return {None: labels}
+            case "Concat" if self._appends_to_state(number, port, labels):
+                return {None: labels}
+            case "Multiply":
+                return {None: np.broadcast_to(labels, target)} if len(target) == labels.ndim else None
+            case "Add":
+                return self._add(walk, number, port, labels)
+            case "Slice" if port == 0:
+                return self._slice(number, labels)
+            case "VariadicSplit" | "Split" if port == 0:
+                return self._split(number, labels)
+            case _:
+                return None
+
+    def _add(self, walk: _Walk, number: int, port: int, labels: Labels) -> dict[int | None, Labels] | None:
+        other = self.ir.inputs[number][1 - port][0]
+        if not self._is_vector(other) or self._static(number) != labels.shape:
+            return None
+        shape = self.ir.output_shape(other)
+        aligned = (1,) * (labels.ndim - len(shape)) + shape
+        if len(shape) > labels.ndim or aligned != labels.shape:
+            return None
+        walk.vectors.append(Vector(other, labels.reshape(shape)))
+        return {None: labels}
+
+    def _appends_to_state(self, number: int, port: int, labels: Labels) -> bool:
+        """Only the model's own cache stands in front of the tensor: it holds what was scaled before."""
+        axis = int(self.ir.data(number)["axis"])
+        others = [source for p, (source, _) in self.ir.inputs[number].items() if p != port]
+        while others and self.ir.kind(others[0]) in ("Gather", "Convert"):
+            others[0] = self.ir.inputs[others[0]][0][0]
+        return len(others) == 1 and self.ir.kind(others[0]) == "ReadValue" and labels.shape[axis] == 1
+
+    def _slice(self, number: int, labels: Labels) -> dict[int | None, Labels] | None:
+        start, stop, step, axes = (self._integers(number, p) for p in (1, 2, 3, 4))
+        index: list[Any] = [slice(None)] * labels.ndim
+        for a, b, s, axis in zip(start, stop, step, axes, strict=True):
+            index[int(axis)] = slice(int(a), int(b), int(s))
+        return {None: labels[tuple(index)]}
+
+    def _split(self, number: int, labels: Labels) -> dict[int | None, Labels] | None:
+        axis = int(self._integers(number, 1)[0])
+        outputs = self.ir.layers[number].findall("output/port")
+        pieces: dict[int | None, Labels] = {}
+        start = 0
+        for element in outputs:
+            size = int([d.text or -1 for d in element.iterfind("dim")][axis])
+            index: list[Any] = [slice(None)] * labels.ndim
+            index[axis] = slice(start, start + size)
+            pieces[int(element.attrib["id"])] = labels[tuple(index)]
+            start += size
+        return pieces if start == labels.shape[axis] else None
+
+    def _static(self, number: int) -> tuple[int, ...]:
+        """The shape of an output with dynamic dimensions as 1."""
+        return tuple(1 if d == -1 else d for d in self.ir.output_shape(number))
+
+    def _integers(self, number: int, port: int) -> NDArray[np.int64]:
+        """The values of an integer constant, as many as it has; none if the input is computed."""
+        source = self.ir.inputs[number][port][0]
+        while self.ir.kind(source) == "Convert":
+            source = self.ir.inputs[source][0][0]
+        kind = INTEGERS.get(self.ir.data(source).get("element_type", ""))
+        if self.ir.kind(source) != "Const" or kind is None:
+            raise _ComputedError
+        return np.frombuffer(self.graph.constant_bytes(source), kind).astype(np.int64)
+
+
+class _ComputedError(Exception):
+    """An operation's axes or bounds are not constants."""
