@@ -94,6 +94,10 @@ class TraceNamespace:
         node = ops.divide(*_aligned(x, y))
         # Without this mark the compiler multiplies by a reciprocal, which rounds twice.
         node.get_rt_info()["nonconvertable_divide_0"] = True
+        if isinstance(y, (int, float)):
+            # Whatever the mark says, a Reduce (whose only reader it is) takes a division by a number into itself, as a product with the
+            # reciprocal. A second reader prevents that; 0 / y is 0.
+            return ops.select(ops.equal(x, ops.constant(np.float32(0))), x, node)
         return node
 
     def round(self, x: Any) -> Any:
