@@ -6,7 +6,7 @@ import os
 import platform
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import openvino as ov
@@ -51,7 +51,9 @@ class Cache:
     def clear(self) -> None:
         with self._lock:
             for compiled, _ in self._compiled.values():
-                compiled.release_memory()
+                # Refused while a thread computes; then the memory goes with that thread's request.
+                with suppress(RuntimeError):
+                    compiled.release_memory()
             self._compiled.clear()
             self._generation += 1
 

@@ -144,6 +144,7 @@ def _run(
         given.columns is not None,
         given.rows is not None,
         given.importance is not None and (kind == "error" or not isinstance(rule, str)),
+        (rows == 1, w.shape[1] == size, size == 1),
     )
     request, traced = CACHE.request(job)
     shapes = {"columns": (1, -1, size), "importance": (1, -1, size), "rows": (rows, 1), "scale": (rows, -1), "zero_point": (rows, -1)}

@@ -37,6 +37,9 @@ class Job:
     """There is a factor for each output channel."""
     importance: bool = False
     """There is a weight for the squared error of each input channel."""
+    ones: tuple[bool, bool, bool] = (False, False, False)
+    """Which of rows, groups and size are 1. The plugin's fused kernels, compiled for any shape, keep the broadcast of an axis of 1 when the
+    next tile's is longer: with one group per row first, of the next tile's groups only the first of every 16 is computed (openvino 2026.3)."""
 
 
 class Trace(NamedTuple):
@@ -91,6 +94,10 @@ class TraceNamespace:
         node = ops.divide(*_aligned(x, y))
         # Without this mark the compiler multiplies by a reciprocal, which rounds twice.
         node.get_rt_info()["nonconvertable_divide_0"] = True
+        if isinstance(y, (int, float)):
+            # Whatever the mark says, a Reduce (whose only reader it is) takes a division by a number into itself, as a product with the
+            # reciprocal. A second reader prevents that; 0 / y is 0.
+            return ops.select(ops.equal(x, ops.constant(np.float32(0))), x, node)
         return node
 
     def round(self, x: Any) -> Any:

@@ -10,6 +10,7 @@ import pytest
 
 from llmcomp import formats, kernels
 from llmcomp.formats.nf4 import THRESHOLDS
+from llmcomp.kernels import cache
 from llmcomp.kernels import quantize as module
 from tests.formats.inputs import CASES
 
@@ -69,7 +70,7 @@ def test_a_whole_tile(name: str) -> None:
 @pytest.mark.parametrize("known", [True, False])
 def test_an_undocumented_option_may_be_refused(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
     """Without the plugin's option for one fused kernel the codes are the same."""
-    monkeypatch.setattr(module, "ONE_PASS", module.ONE_PASS if known else {"NO_SUCH_OPTION": "1"})
+    monkeypatch.setattr(cache, "ONE_PASS", cache.ONE_PASS if known else {"NO_SUCH_OPTION": "1"})
     kernels.clear_cache()
     check("nf4", CASES["heavy tails"], 64)
     kernels.clear_cache()
@@ -88,7 +89,7 @@ def test_what_is_not_finite_is_found(dtype: str, value: float) -> None:
 
 def test_small_tiles_take_the_numpy_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NUMPY_BELOW", 1 << 30)
-    monkeypatch.setattr(module._CACHE, "request", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr(cache.CACHE, "request", lambda *_: pytest.fail("compiled"))
     assert check("int4_sym", CASES["normal"], 64).finite
     bad = CASES["normal"].copy()
     bad[0, 0] = np.nan

@@ -63,7 +63,7 @@ def test_every_constant_has_its_own_aligned_place(tmp_path: Path, write: Callabl
     written = write(graph, tmp_path / "out", Scheme("int4_asym", 32), Scheme("int8_asym", -1))
     spans = sorted((s.offset, s.end) for s in written.layout.slots.values())
     spans += [(o, o + n) for o, n in set(written.layout.constants.values())] + [
-        (o, o + 8 * len(s)) for s, o in written.layout.shapes.items()
+        (o, o + 8 * len(s)) for s, o in written.layout.integers.items()
     ]
     spans.sort()
     assert all(offset % ALIGN == 0 for offset, _ in spans)
