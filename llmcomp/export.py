@@ -170,6 +170,10 @@ def _plan(graph: ModelGraph, options: ExportOptions, run: _Run) -> Plan:
         plan = planning.make_plan(graph.layers, options, scores)
     for note in plan.notes:
         run.progress.note(note)
+    by_name = {layer.name: layer for layer in graph.layers}
+    stored_only = sorted({entry.format for entry in plan.layers if not planning.runs_packed(by_name[entry.name], entry.scheme)})
+    if stored_only:
+        run.progress.note(f"{', '.join(stored_only)}: stored only on this device, the CPU decompresses it to f32 when it loads the model")
     return plan
 
 

@@ -23,6 +23,10 @@ class Factors:
     constants: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
     """Const layer of the skeleton -> its values divided by their factors."""
 
+    def __contains__(self, name: str) -> bool:
+        """Whether layer `name` has factors."""
+        return name in self.columns or name in self.rows
+
     def apply(self, name: str, rows: NDArray[np.float32], numbers: Sequence[int]) -> NDArray[np.float32]:
         """Rows [R, in] of layer `name`, whose row numbers are `numbers`, times their factors."""
         if name in self.columns:

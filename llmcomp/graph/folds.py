@@ -59,8 +59,8 @@ class _Walk:
     vectors: list[Vector] = field(default_factory=list)
     readers: dict[str, Labels] = field(default_factory=dict)
     nodes: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    seen: dict[int, int] = field(default_factory=dict)
-    """Operation -> the port that the channels came in by."""
+    passed: set[int] = field(default_factory=set)
+    """Operations that channels have been carried through."""
 
 
 def find_folds(graph: ModelGraph) -> tuple[Fold, ...]:
@@ -130,11 +130,6 @@ class _Finder:
             kind = self.ir.kind(reader)
             if kind in ("ShapeOf", "Assign"):
                 continue
-            if reader in walk.seen and kind != "Concat":
-                # Met from two sides: a product of two tracked tensors is not linear.
-                walk.blocked.update(np.unique(labels).tolist())
-                continue
-            walk.seen[reader] = port
             if kind == "MatMul" and port == 0 and reader in self.matmuls and labels.shape[-1] == labels.size:
                 self._reach(walk, reader, labels)
                 continue
@@ -142,9 +137,11 @@ class _Finder:
                 carried = self._carry(walk, kind, reader, port, labels)
             except _ComputedError:
                 carried = None
-            if carried is None:
+            # Met from two sides: a product of two tracked tensors is not linear.
+            if carried is None or reader in walk.passed:
                 walk.blocked.update(np.unique(labels).tolist())
                 continue
+            walk.passed.add(reader)
             for out, moved in carried.items():
                 self._follow(walk, (reader, out), moved)
 

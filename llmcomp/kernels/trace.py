@@ -39,7 +39,7 @@ class Job:
     """There is a weight for the squared error of each input channel."""
     ones: tuple[bool, bool, bool] = (False, False, False)
     """Which of rows, groups and size are 1. The plugin's fused kernels, compiled for any shape, keep the broadcast of an axis of 1 when the
-    next tile's is longer: with one group per row first, of the next tile's groups only the first of every 16 is computed (openvino 2026.3)."""
+    next tile's is longer: with one group per row first, of the next tile's groups only the first of every 16 is computed (OpenVINO 2026.4.1)."""
 
 
 class Trace(NamedTuple):

@@ -8,6 +8,7 @@ read first: assign.py
 
 from llmcomp.planning.assign import make_plan
 from llmcomp.planning.check import COMPRESSION_FIELDS, SEARCH, check_options, is_low, needs_scores
+from llmcomp.planning.devices import runs_packed
 from llmcomp.planning.plan import LayerPlan, Plan, Summary
 from llmcomp.planning.scheme import FLOATS, Scheme, float_type, layer_bytes, layer_chain, layer_parts
 
@@ -27,4 +28,5 @@ __all__ = [
     "layer_parts",
     "make_plan",
     "needs_scores",
+    "runs_packed",
 ]

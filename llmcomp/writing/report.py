@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 
 from llmcomp.graph.model import ModelGraph
-from llmcomp.planning import Plan
+from llmcomp.planning import Plan, runs_packed
 from llmcomp.writing.layout import Layout, Slot
 from llmcomp.writing.stream import Outcome
 
@@ -35,7 +35,7 @@ def make_report(
     folds: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """The report as plain data (JSON-able)."""
-    layers = []
+    layers, by_name = [], {layer.name: layer for layer in graph.layers}
     for entry in plan.layers:
         outcome = outcomes[entry.name]
         layers.append(
@@ -50,6 +50,7 @@ def make_report(
                 "scale_type": outcome.scale_type if entry.format != "keep" else None,
                 "relative_error": round(outcome.error, 8),
                 "seconds": round(outcome.seconds, 4),
+                "runs_packed": runs_packed(by_name[entry.name], entry.scheme),
                 "reason": entry.reason,
             }
         )
@@ -82,13 +83,23 @@ def _by_format(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     counts: Counter[tuple[str, int]] = Counter()
     sizes: Counter[tuple[str, int]] = Counter()
     stored: Counter[tuple[str, int]] = Counter()
+    packed: dict[tuple[str, int], bool] = {}
     for layer in layers:
         key = (layer["format"], layer["group_size"])
         counts[key] += 1
         sizes[key] += prod(layer["shape"])
         stored[key] += layer["bytes"]
+        packed[key] = packed.get(key, True) and layer["runs_packed"]
     return [
-        {"format": f, "group_size": g, "layers": counts[f, g], "weights": sizes[f, g], "bytes": stored[f, g]} for f, g in sorted(counts)
+        {
+            "format": f,
+            "group_size": g,
+            "layers": counts[f, g],
+            "weights": sizes[f, g],
+            "bytes": stored[f, g],
+            "runs_packed": packed[f, g],
+        }
+        for f, g in sorted(counts)
     ]
 
 

@@ -210,6 +210,8 @@ class _Writer:
         if scheme.is_float:
             if self.non_finite(w)[0]:
                 raise self._non_finite_error(layer)
+            if layer.name in self.factors:
+                w = self.factors.apply(layer.name, np.asarray(w, np.float32), range(start, stop))
             stored = np.ascontiguousarray(_cast(w, float_type(layer, scheme), layer))
             crc = self._write_rows(layer, "weight", start, stored.view(np.uint8).reshape(-1))
         else:

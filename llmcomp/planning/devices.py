@@ -1,0 +1,26 @@
+"""What a device computes with packed weights; anything else it decompresses at load, so that the format saves disk and not memory or time."""
+
+from __future__ import annotations
+
+from llmcomp import formats
+from llmcomp.formats import Node
+from llmcomp.graph.layer import Layer
+from llmcomp.planning.scheme import Scheme, layer_chain
+
+CPU_MATRICES = {"u8", "i8", "u4", "i4", "u2", "nf4", "f4e2m1"}
+"""Code types that the CPU plugin's FullyConnected takes packed, whatever their scale's type. Seen in the compiled graphs of OpenVINO 2026.4.1
+on AVX2 and on AVX-512 with AMX; f8e4m3, u3 and tables looked up by a Gather became f32 constants on both."""
+CPU_STACKS = {"u8", "i8", "u4", "i4"}
+"""The same for stacks of experts (GatherMatmul)."""
+
+
+def runs_packed(layer: Layer, scheme: Scheme) -> bool:
+    """Whether the CPU plugin keeps a layer's codes packed."""
+    if scheme.is_float:
+        return True
+    known = CPU_STACKS if len(layer.shape) > 2 else CPU_MATRICES
+    return formats.get(scheme.format).code_type in known and not _looks_up(layer_chain(layer, scheme))
+
+
+def _looks_up(node: Node) -> bool:
+    return node.op == "Gather" or any(_looks_up(i) for i in node.inputs)
