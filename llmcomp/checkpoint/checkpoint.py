@@ -43,6 +43,9 @@ class Checkpoint(ABC):
     def rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
         """Rows [start, stop) along the first axis, mapped or decoded now; bf16 as ml_dtypes.bfloat16."""
 
+    def prefetch(self, name: str, start: int, stop: int) -> None:
+        """Ask the system to read these rows ahead; it may not."""
+
     def read(self, name: str) -> NDArray[Any]:
         """The whole tensor."""
         shape = self.tensors[name].shape

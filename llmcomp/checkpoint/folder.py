@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from llmcomp.checkpoint.checkpoint import Checkpoint, TensorInfo
 from llmcomp.checkpoint.header import is_name, read_header
-from llmcomp.checkpoint.mapped import map_bytes
+from llmcomp.checkpoint.mapped import map_bytes, read_ahead
 from llmcomp.errors import CheckpointError, TokenizerError
 
 INDEX = "model.safetensors.index.json"
@@ -47,6 +47,11 @@ class FolderCheckpoint(Checkpoint):
         self.generation_config = _json(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else None
         self.tensors = _tensors(folder)
         self.side_files = [p for p in (folder / n for n in SIDE_FILES) if p.is_file()] + sorted(folder.glob("*.py"))
+
+    def prefetch(self, name: str, start: int, stop: int) -> None:
+        info = self.tensors[name]
+        size = (info.end - info.begin) // max(info.shape[0], 1)
+        read_ahead(info.file, info.begin + start * size, info.begin + stop * size)
 
     def rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
         info = self.tensors[name]

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmcomp.errors import CheckpointError
+
+
+def read_ahead(file: Path, begin: int, end: int) -> None:
+    """Ask the system to have these bytes of `file` in memory soon, where it can be asked."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    with contextlib.suppress(OSError), file.open("rb") as opened:
+        os.posix_fadvise(opened.fileno(), begin, end - begin, os.POSIX_FADV_WILLNEED)
 
 
 def map_bytes(file: Path, begin: int, end: int) -> NDArray[np.uint8]:

@@ -22,12 +22,12 @@ class IR:
         self._layers_element, self._edges_element = layers, edges
         self.layers: dict[int, ET.Element] = {int(e.attrib["id"]): e for e in layers}
         self.inputs: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
-        self._readers: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+        self._readers: dict[int, dict[int, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
         for e in edges:
             source = (int(e.attrib["from-layer"]), int(e.attrib["from-port"]))
             target = (int(e.attrib["to-layer"]), int(e.attrib["to-port"]))
             self.inputs[target[0]][target[1]] = source
-            self._readers[source].append(target)
+            self._readers[source[0]][source[1]].append(target)
         self._next = max(self.layers, default=-1) + 1
 
     @classmethod
@@ -55,9 +55,8 @@ class IR:
 
     def readers(self, layer: int, port: int | None = None) -> list[tuple[int, int]]:
         """(layer, port) of everything that reads an output of `layer`."""
-        if port is not None:
-            return list(self._readers[(layer, port)])
-        return [t for (source, _), targets in self._readers.items() if source == layer for t in targets]
+        ports = self._readers[layer]
+        return list(ports[port]) if port is not None else [target for targets in ports.values() for target in targets]
 
     def constants(self) -> Iterator[int]:
         return (i for i, e in self.layers.items() if e.attrib["type"] == "Const")
@@ -80,16 +79,16 @@ class IR:
         """Make `source` the one that feeds `target`."""
         old = self.inputs[target[0]].get(target[1])
         if old is not None:
-            self._readers[old].remove(target)
+            self._readers[old[0]][old[1]].remove(target)
         self.inputs[target[0]][target[1]] = source
-        self._readers[source].append(target)
+        self._readers[source[0]][source[1]].append(target)
 
     def remove(self, layer: int) -> None:
         """Take out a layer that nobody reads any more."""
         if self.readers(layer):
             raise ValueError(f"layer {layer} ({self.name(layer)}) is still read")
         for port, source in self.inputs.pop(layer, {}).items():
-            self._readers[source].remove((layer, port))
+            self._readers[source[0]][source[1]].remove((layer, port))
         self._layers_element.remove(self.layers.pop(layer))
 
     def write(self, path: Path) -> None:

@@ -71,6 +71,12 @@ class ModelGraph:
         row = np.arange(start, min(stop, flat_rows(layer)))
         return np.ascontiguousarray(stored[row // layer.shape[-2], :, row % layer.shape[-2]])
 
+    def prefetch(self, layer: Layer, start: int, stop: int) -> None:
+        """Ask the system to read rows [start, stop) ahead."""
+        tensor = self.sources[layer.name].tensor
+        if tensor is not None and not layer.transposed:
+            self.checkpoint.prefetch(tensor, start, stop)
+
     def _constant(self, source: Source, layer: Layer) -> NDArray[np.generic]:
         """A constant of skeleton.bin as it is stored, [matrices, rows, columns]."""
         import ml_dtypes

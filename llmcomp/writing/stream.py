@@ -149,6 +149,8 @@ def stream(
     with ThreadPoolExecutor(workers, "llmcomp-stream") as pool:
         try:
             for state, tile in writer.jobs():
+                # Read while the tiles before it are computed.
+                graph.prefetch(state.layer, *writer.span(state, tile))
                 pending.add(pool.submit(writer.work, state, tile))
                 if len(pending) >= 2 * workers:
                     done, pending = wait(pending, return_when=FIRST)
@@ -202,10 +204,14 @@ class _Writer:
             for tile in range(tiles):
                 yield state, tile
 
+    def span(self, state: _Pending, tile: int) -> tuple[int, int]:
+        """Rows [start, stop) of a tile."""
+        start = tile * state.rows_per_tile
+        return start, min(start + state.rows_per_tile, flat_rows(state.layer))
+
     def work(self, state: _Pending, tile: int) -> tuple[_Pending, int]:
         layer, scheme = state.layer, state.scheme
-        start = tile * state.rows_per_tile
-        stop = min(start + state.rows_per_tile, flat_rows(layer))
+        start, stop = self.span(state, tile)
         w = self.graph.rows(layer, start, stop)
         if scheme.is_float:
             if self.non_finite(w)[0]:
