@@ -29,6 +29,9 @@ class MemoryCheckpoint:
     def read(self, name: str) -> np.ndarray:
         return self.arrays[name]
 
+    def prefetch(self, name: str, start: int, stop: int) -> None:
+        """Arrays are in memory."""
+
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
         return self.arrays[name][start:stop]
 
