@@ -1,7 +1,9 @@
 """Scale search: several scales are tried for each group, and the one of least weighted squared error is kept.
 
-The error is measured with the scale as it will be stored. Each weight's square error counts with its importance, if one is given (the second
-moment of its input), and with a power of the weight's own magnitude: large weights matter more than an even count says.
+Each weight's square error counts with its importance, if one is given (the second
+moment of its input), and with a power of the weight's own magnitude. Without that power the search lowers the plain squared error of every
+group and harms the model: it cuts the few large weights that much hangs on (SmolLM2, int4 sym g64 on equalized columns, KL 0.215 for minmax,
+0.267 for the even count, 0.207 with |w|, 0.198 with w^2).
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmcomp.formats import Format, Namespace
+from llmcomp.formats.array import storable
 
 
 def search(xp: Namespace, fmt: Format, w: Any, importance: Any = None) -> Mapping[str, Any]:
@@ -17,7 +20,10 @@ def search(xp: Namespace, fmt: Format, w: Any, importance: Any = None) -> Mappin
 
     `importance` [1, groups, size] or None. Of equal errors the earlier candidate wins; the first is `minmax`.
     """
-    weight = xp.abs(w) if importance is None else xp.multiply(xp.abs(w), importance)
+    weight = xp.abs(w)
+    for _ in range(1, fmt.search_power):
+        weight = xp.multiply(weight, xp.abs(w))
+    weight = weight if importance is None else xp.multiply(weight, importance)
     best: dict[str, Any] | None = None
     least: Any = None
     for ranges in fmt.candidates(xp, w, weight):
@@ -31,4 +37,5 @@ def search(xp: Namespace, fmt: Format, w: Any, importance: Any = None) -> Mappin
         best = {name: xp.where(better, value, best[name]) for name, value in ranges.items()}
         least = xp.where(better, error, least)
     assert best is not None
-    return best
+    # Codes are chosen against the scale as it will be stored; that the errors were not is a 4096th of a step.
+    return best if fmt.scale_type else {**best, "scale": storable(xp, best["scale"])}

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 EPS = float(np.finfo(np.float32).eps)
 """2^-23: the least magnitude of a scale, NNCF's guard against dividing by zero. f16 holds it exactly, as a subnormal."""
-F16_NORMAL, F16_MAX = 2.0**-14, 65504.0
+F16_NORMAL, F16_MAX, F16_STEPS = 2.0**-14, 65504.0, 1024.0
+"""Of f16: least normal and largest magnitude, steps between two powers of two."""
 
 
 class Namespace(Protocol):
@@ -58,9 +59,6 @@ class Namespace(Protocol):
 
     def lookup(self, table: Sequence[float], index: Any) -> Any:
         """table[index] as f32; the index is integral f32."""
-
-    def to_f16(self, x: Any) -> Any:
-        """The nearest f16, as f32."""
 
     def to_f8e4m3(self, x: Any) -> Any:
         """The nearest f8e4m3 by way of f16, both half to even, as OpenVINO's Convert does it: bytes, no f32."""
@@ -125,10 +123,6 @@ class NumpyNamespace:
     def lookup(self, table: Sequence[float], index: NDArray[Any]) -> Any:
         return np.asarray(table, np.float32)[index.astype(np.intp)]
 
-    def to_f16(self, x: NDArray[Any]) -> Any:
-        with np.errstate(over="ignore"):
-            return x.astype(np.float16).astype(np.float32)
-
     def to_f8e4m3(self, x: NDArray[Any]) -> Any:
         with np.errstate(over="ignore"):
             return x.astype(np.float16).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
@@ -156,13 +150,6 @@ def guard(xp: Namespace, scale: Any) -> Any:
     return xp.where(xp.less(xp.abs(scale), EPS), EPS, scale)
 
 
-def storable(xp: Namespace, scale: Any) -> Any:
-    """The scale as it is stored: f16 where that is a normal number, else f32."""
-    magnitude = xp.abs(scale)
-    narrow = xp.where(xp.less(magnitude, F16_NORMAL), scale, xp.to_f16(scale))
-    return xp.where(xp.less(F16_MAX, magnitude), scale, narrow)
-
-
 def floor_power(xp: Namespace, x: Any) -> Any:
     """The largest power of two not above x, for x from 2^-23 on; by comparison, since a logarithm misses powers of two."""
     power = xp.where(xp.less(x, EPS), EPS, EPS)
@@ -171,3 +158,16 @@ def floor_power(xp: Namespace, x: Any) -> Any:
         raised = xp.multiply(power, float(2.0**step))
         power = xp.where(xp.less(x, raised), power, raised)
     return power
+
+
+def storable(xp: Namespace, scale: Any) -> Any:
+    """The scale as it is stored: the nearest f16, half to even, where that is a normal number, else as it is.
+
+    By arithmetic: a compiler that is told to compute in f32 takes a Convert to f16 and back out of the graph.
+    """
+    magnitude = xp.abs(scale)
+    power = floor_power(xp, magnitude)
+    steps = xp.round(xp.multiply(xp.divide(scale, power), F16_STEPS))
+    narrow = xp.multiply(xp.multiply(steps, 1.0 / F16_STEPS), power)
+    narrow = xp.where(xp.less(magnitude, F16_NORMAL), scale, narrow)
+    return xp.where(xp.less(F16_MAX, magnitude), scale, narrow)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcomp.errors import GroupSizeError, OptionError
-from llmcomp.formats.array import Namespace, guard, storable
+from llmcomp.formats.array import Namespace, guard
 from llmcomp.formats.packing import packed_bytes
 
 TINY = 1e-30
@@ -95,6 +95,8 @@ class Format(ABC):
     """Names of the rules that pick scales, rivals in the field included; the first is NNCF's."""
     search_factors: tuple[float, ...] = (1.0, 0.94, 0.87, 0.79)
     """What a search multiplies the scale of `minmax` by; negative ones turn the grid around."""
+    search_power: int = 1
+    """In a search the squared error of a weight counts with its magnitude to this power."""
     best_rule: str = "minmax"
     """The one that is used unless another is asked for: of those that cost nothing, the one of least KL on real text."""
 
@@ -115,14 +117,14 @@ class Format(ABC):
         """What the codes stand for, f32."""
 
     def candidates(self, xp: Namespace, w: Any, weight: Any) -> Iterator[dict[str, Any]]:
-        """Scales [and zero points] worth trying, as they will be stored, `minmax` first. `weight` is of each squared error, in w's shape."""
+        """Scales [and zero points] worth trying, `minmax` first. `weight` is of each squared error, in w's shape."""
         ranges = self.ranges(xp, w)
-        yield {**ranges, "scale": storable(xp, ranges["scale"])}
+        yield ranges
         for factor in self.search_factors:
             yield self.refit(xp, w, weight, {**ranges, "scale": xp.multiply(ranges["scale"], factor)})
 
     def refit(self, xp: Namespace, w: Any, weight: Any, ranges: dict[str, Any]) -> dict[str, Any]:
-        """The ranges with the scale of least weighted squared error for the codes that they give, as it will be stored.
+        """The ranges with the scale of least weighted squared error for the codes that they give.
 
         Source: least squares in one unknown, sum(weight w q) / sum(weight q q); the scale is kept where all codes stand for zero.
         """
@@ -131,7 +133,7 @@ class Format(ABC):
         square, product = xp.sum(xp.multiply(weighted, levels)), xp.sum(xp.multiply(weighted, w))
         some = xp.less(TINY, square)
         best = xp.divide(product, xp.where(some, square, 1.0))
-        return {**ranges, "scale": storable(xp, guard(xp, xp.where(some, best, ranges["scale"])))}
+        return {**ranges, "scale": guard(xp, xp.where(some, best, ranges["scale"]))}
 
     @property
     def level_count(self) -> int:

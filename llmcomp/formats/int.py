@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcomp.formats.array import Namespace, guard, storable
+from llmcomp.formats.array import Namespace, guard
 from llmcomp.formats.format import Format, Node, Part, register
 
 RANGE_FACTORS = ((1.0, 1.0), (0.95, 0.95), (0.88, 0.88), (0.95, 0.85), (0.85, 0.95))
@@ -28,6 +28,7 @@ class IntSym(Format):
     magnitude lands on the highest level, and the lowest level stays unused (AutoAWQ)."""
 
     search_factors: tuple[float, ...] = (1.0, 0.92, 0.84, -1.0, -0.92)
+    search_power: int = 2
 
     @property
     def offset(self) -> float:
@@ -80,7 +81,7 @@ class IntAsym(Format):
 
     def candidates(self, xp: Namespace, w: Any, weight: Any) -> Iterator[dict[str, Any]]:
         ranges = self.ranges(xp, w)
-        yield {**ranges, "scale": storable(xp, ranges["scale"])}
+        yield ranges
         for low, high in RANGE_FACTORS:
             yield self.refit(xp, w, weight, self._between(xp, xp.multiply(xp.min(w), low), xp.multiply(xp.max(w), high)))
 

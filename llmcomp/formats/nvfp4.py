@@ -40,13 +40,11 @@ class NvFp4(Fp4):
         return node if scale_type == "f32" else Node("Convert", (node,), scale_type)
 
     def store_scale(self, scale: NDArray[np.float32], scale_type: str, rule: str = "minmax") -> dict[str, NDArray[Any]]:
-        # Scales with no more bits than E4M3 has, which a search picks, are kept to the bit under a power of two.
-        power = np.ldexp(np.float32(1), int(np.frexp(scale.max(initial=0.0) / np.float32(E4M3_MAX))[1]))
-        stored = NUMPY.to_f8e4m3(NUMPY.divide(scale, power))
-        if rule != "minmax" and np.array_equal(NUMPY.from_f8e4m3(stored) * power, scale):
-            return {"scale": stored, "second_order_scale": np.full((1,) * scale.ndim, power, np.float32)}
-        second = np.float32(scale.max(initial=0.0) / np.float32(E4M3_MAX))
-        second = max(second, np.float32(EPS))
+        if rule == "minmax":
+            second = max(np.float32(scale.max(initial=0.0) / np.float32(E4M3_MAX)), np.float32(EPS))
+        else:
+            # A search has rounded its scales to the bits of E4M3: a power of two keeps them as they are.
+            second = np.ldexp(np.float32(1), int(np.frexp(scale.max(initial=EPS) / np.float32(E4M3_MAX))[1]))
         stored = NUMPY.to_f8e4m3(NUMPY.divide(scale, second))
         return {"scale": stored, "second_order_scale": np.full((1,) * scale.ndim, second, np.float32)}
 

@@ -116,9 +116,6 @@ class TraceNamespace:
     def lookup(self, table: Sequence[float], index: Any) -> Any:
         return ops.gather(ops.constant(np.asarray(table, np.float32)), ops.convert(index, "i32"), ops.constant(0))
 
-    def to_f16(self, x: Any) -> Any:
-        return ops.convert(ops.convert(x, "f16"), "f32")
-
     def to_f8e4m3(self, x: Any) -> Any:
         return ops.convert(x, "f8e4m3")
 

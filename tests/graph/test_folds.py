@@ -189,7 +189,9 @@ def test_what_is_not_linear_channel_by_channel_is_left_alone(tmp_path: Path, nam
     assert not [f for f in find_folds(mlp(tmp_path / "s", FORBIDDEN[name])) if f.writer == "up"]
 
 
-@pytest.mark.parametrize("middle", [lambda b, y: y, lambda b, y: ops.multiply(y, b.vector(INNER)), lambda b, y: ops.add(y, b.vector(INNER))])
+@pytest.mark.parametrize(
+    "middle", [lambda b, y: y, lambda b, y: ops.multiply(y, b.vector(INNER)), lambda b, y: ops.add(y, b.vector(INNER))]
+)
 def test_what_is_linear_channel_by_channel_is_folded(tmp_path: Path, middle: Callable[[Builder, Any], Any]) -> None:
     assert [f for f in find_folds(mlp(tmp_path / "s", middle)) if f.writer == "up"]
 
