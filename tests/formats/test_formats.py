@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import openvino as ov
 import pytest
@@ -15,31 +17,62 @@ from tests.formats.inputs import CASES
 from tests.reference import minmax
 
 GROUPS = [-1, 16, 64]
+CODEBOOKS = [
+    "codebook[-1,0,1]",
+    "codebook[0,1]",
+    f"codebook[{','.join(str(x / 8) for x in range(-100, 100))}]",
+    f"codebook[{','.join(str(x / 7) for x in range(-11, 7))}]",
+    f"codebook[{','.join(str(x) for x in range(-200, 200))}]",
+]
+"""Ternary, without a negative level, 200 levels that f16 holds, levels that only f32 holds, 400 levels in u16."""
+
+
+def sizes(name: str) -> list[int]:
+    """Group sizes to try: a format with one size of its own has no other."""
+    fmt = formats.get(name)
+    return [fmt.group_size] if fmt.fixed_group else GROUPS
+
+
+def textbook(name: str, w: np.ndarray, rule: str) -> tuple[np.ndarray, ...]:
+    """(codes, scales[, zero points]) of groups [n, size]."""
+    fmt = formats.get(name)
+    if name.startswith("int"):
+        if fmt.zero_point_type:
+            return minmax.asymmetric(w, fmt.bits)
+        codes, scale = minmax.symmetric(w, fmt.bits, rule)
+        return (codes if fmt.bits in (4, 8) else codes + 2 ** (fmt.bits - 1)), scale
+    if name == "nf4" or fmt.level_count:
+        return minmax.nearest_level(w, minmax.QLORA if name == "nf4" else np.array(fmt.table), rule)  # type: ignore[attr-defined]
+    element = minmax.E4M3 if fmt.code_type == "f8e4m3" else minmax.E2M1
+    scale = minmax.power_scale(w, element, rule) if name.startswith("mx") else minmax.float_scale(w, element)
+    return minmax.nearest_float(w, scale, element), scale
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", formats.names())
+@pytest.mark.parametrize("name", [*formats.names(), *CODEBOOKS])
 def test_codes_are_those_of_the_textbook(name: str, case: str) -> None:
-    fmt, w = formats.get(name), CASES[case][:6]
-    ours = formats.quantize(fmt, w, 64)
-    for row in range(len(w)):
-        for g in range(w.shape[1] // 64):
-            group = w[row, 64 * g : 64 * g + 64]
-            if name == "nf4":
-                codes, scale = minmax.nearest_level(group, LEVELS)
-            elif fmt.zero_point_type:
-                codes, scale, zero = minmax.asymmetric(group, fmt.bits)
-                assert ours.zero_point is not None and ours.zero_point[row, g, 0] == zero
-            else:
-                codes, scale = minmax.symmetric(group, fmt.bits)
-            assert ours.scale[row, g, 0] == scale
-            assert ours.codes[row, g].tolist() == codes
+    fmt, w = formats.get(name), CASES[case]
+    for rule in fmt.rules:
+        for group in sizes(name):
+            ours = formats.quantize(fmt, w, group, rule)
+            size = w.shape[1] if group == -1 else group
+            codes, scale, *zero = textbook(name, w.reshape(-1, size), rule)
+            assert np.array_equal(ours.scale.reshape(-1), scale.astype(np.float32)), rule
+            assert np.array_equal(ours.codes.reshape(-1, size), codes), rule
+            if zero:
+                assert ours.zero_point is not None and np.array_equal(ours.zero_point.reshape(-1), zero[0])
 
 
-@pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize("name", formats.names())
+@pytest.mark.parametrize("name", [*formats.names(), *CODEBOOKS])
+def test_an_unknown_rule_is_refused(name: str) -> None:
+    for rule in ("", "floors", "signed" if name.startswith("mx") else "floor"):
+        with pytest.raises(OptionError, match=re.escape(repr(rule))):
+            formats.quantize(formats.get(name), CASES["normal"], -1, rule)
+
+
+@pytest.mark.parametrize(("name", "group"), [(n, g) for n in (*formats.names(), *CODEBOOKS) for g in sizes(n)])
 def test_the_chain_computes_what_dequantize_computes(name: str, group: int) -> None:
-    """In numpy by walking the chain, and in OpenVINO from the packed bytes."""
+    """In OpenVINO from the packed bytes."""
     fmt, w = formats.get(name), CASES["heavy tails"]
     for scale_type in ("f16", "f32"):
         weight = formats.quantize(fmt, w, group)
