@@ -12,7 +12,6 @@ from openvino import opset13 as ops
 from llmcomp import formats
 from llmcomp.errors import GroupSizeError, LlmcompError, OptionError
 from llmcomp.formats import Node
-from llmcomp.formats.nf4 import LEVELS
 from tests.formats.inputs import CASES
 from tests.reference import minmax
 
@@ -77,19 +76,25 @@ def test_the_chain_computes_what_dequantize_computes(name: str, group: int) -> N
     for scale_type in ("f16", "f32"):
         weight = formats.quantize(fmt, w, group)
         weight = weight.stored() if scale_type == "f16" else weight
-        assert weight.scale_type == scale_type
-        packed = weight.packed()
-        nodes = {}
-        for part in fmt.parts(w.shape, group, scale_type):
-            assert packed[part.name].nbytes == part.nbytes
-            kind = getattr(ov.Type, part.element_type)
-            tensor = ov.Tensor(np.ascontiguousarray(packed[part.name]), ov.Shape(list(part.shape)), kind)
-            nodes[part.name] = ops.constant(tensor, shared_memory=False)
-        model = ov.Model([ops.result(build(fmt.chain(w.shape, group, scale_type), nodes))], [])
-        (back,) = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})([]).values()
-        # With f16 scales the chain multiplies in f16: half a unit in its last place, 2^-11; NF4's table has f16 levels there as well.
+        # Scales of a type of their own are f32 until they are stored, whatever the chain computes in.
+        assert weight.scale_type == ("f32" if fmt.scale_type else scale_type)
+        back = evaluate(weight, scale_type)
+        # With f16 scales the chain multiplies in f16: half a unit in its last place, 2^-11; levels of a table, and NVFP4's scales, become
+        # f16 there as well.
         tolerance = 2.0**-10 if scale_type == "f16" else 0.0
         np.testing.assert_allclose(back, weight.dequantize(), rtol=tolerance, atol=0)
+
+
+def evaluate(weight: formats.CompressedWeight, scale_type: str) -> np.ndarray:
+    """What OpenVINO makes of the stored bytes by the format's chain."""
+    fmt, packed, nodes = weight.format, weight.packed(), {}
+    for part in fmt.parts(weight.shape, weight.group_size, scale_type):
+        assert packed[part.name].nbytes == part.nbytes
+        tensor = ov.Tensor(np.ascontiguousarray(packed[part.name]), ov.Shape(list(part.shape)), getattr(ov.Type, part.element_type))
+        nodes[part.name] = ops.constant(tensor, shared_memory=False)
+    model = ov.Model([ops.result(build(fmt.chain(weight.shape, weight.group_size, scale_type), nodes))], [])
+    (back,) = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})([]).values()
+    return back
 
 
 def build(node: Node, parts: dict[str, object]) -> object:
@@ -101,32 +106,55 @@ def build(node: Node, parts: dict[str, object]) -> object:
     if node.op == "Reshape":
         assert isinstance(node.attr, tuple)
         return ops.reshape(inputs[0], ops.constant(list(node.attr)), False)
+    if node.op == "Gather":
+        return ops.gather(*inputs, ops.constant(0))
     return {"Subtract": ops.subtract, "Multiply": ops.multiply}[node.op](*inputs)
 
 
 @pytest.mark.parametrize("name", formats.names())
 def test_zeros_stay_exactly_zero(name: str) -> None:
     w = CASES["zeros"]
-    for group in GROUPS:
+    for group in sizes(name):
         assert not formats.quantize(formats.get(name), w, group).stored().dequantize()[w == 0].any()
 
 
-@pytest.mark.parametrize("element_type", ["u4", "i4", "u8", "i8", "nf4"])
-@pytest.mark.parametrize("count", [1, 2, 7, 64])
+PACKED = ["u1", "u2", "u3", "u4", "i4", "nf4", "f4e2m1", "u8", "i8", "u16"]
+
+
+@pytest.mark.parametrize("element_type", PACKED)
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 7, 8, 9, 17, 64])
 def test_packing_is_openvinos(element_type: str, count: int) -> None:
+    """Byte by byte what OpenVINO's own packing makes of the same codes, and its inverse; empty bits are zero in both."""
     rng = np.random.default_rng(count)
-    low, high = (-8, 8) if element_type == "i4" else (-128, 128) if element_type == "i8" else (0, 256 if element_type == "u8" else 16)
-    codes = rng.integers(low, high, count).astype(np.int8 if low else np.uint8)
+    width = {"nf4": 4, "f4e2m1": 4}.get(element_type) or int(element_type[1:])
+    low = -(2 ** (width - 1)) if element_type.startswith("i") else 0
+    codes = rng.integers(low, low + 2**width, count).astype(np.int8 if low else np.uint16 if width == 16 else np.uint8)
     data = formats.pack(codes, element_type)
     assert data.nbytes == formats.packed_bytes((count,), element_type)
     assert np.array_equal(formats.unpack(data, element_type, (count,)), codes)
-    kind = getattr(ov.Type, element_type)
-    tensor = ov.Tensor(np.ascontiguousarray(data), ov.Shape([count]), kind)
+    # OpenVINO has no way from codes to its 4-bit floats but through the values.
+    values = {"nf4": minmax.QLORA, "f4e2m1": np.append(minmax.E2M1, -minmax.E2M1)}.get(element_type, np.arange(1 << 16))[codes]
+    if element_type.startswith("i"):
+        values = codes
+    constant = ops.constant(np.asarray(values, np.float32 if "f" in element_type else codes.dtype), getattr(ov.Type, element_type))
+    assert np.array_equal(np.frombuffer(constant.data.tobytes(), np.uint8), data)
+
+
+@pytest.mark.parametrize("element_type", PACKED)
+def test_openvino_reads_what_was_packed(element_type: str) -> None:
+    width = {"nf4": 4, "f4e2m1": 4}.get(element_type) or int(element_type[1:])
+    codes = np.arange(2 ** min(width, 8)).astype(np.uint16 if width == 16 else np.uint8)[:-1]
+    data = formats.pack(codes, element_type)
+    tensor = ov.Tensor(np.ascontiguousarray(data), ov.Shape([codes.size]), getattr(ov.Type, element_type))
     model = ov.Model([ops.result(ops.convert(ops.constant(tensor, shared_memory=False), "f32"))], [])
     (values,) = ov.Core().compile_model(model, "CPU")([]).values()
+    wanted = codes.astype(np.float32)
+    if element_type.startswith("i"):
+        wanted = np.where(wanted < 2 ** (width - 1), wanted, wanted - 2**width)
+    if "f" in element_type:
+        wanted = {"nf4": minmax.QLORA, "f4e2m1": np.append(minmax.E2M1, -minmax.E2M1)}[element_type][codes].astype(np.float32)
     # The runtime's conversion of nf4 goes through f16.
-    wanted = np.float16(LEVELS)[codes] if element_type == "nf4" else codes
-    np.testing.assert_allclose(values, wanted.astype(np.float32), rtol=2.0**-10 if element_type == "nf4" else 0)
+    np.testing.assert_allclose(values, wanted, rtol=2.0**-10 if element_type == "nf4" else 0)
 
 
 def test_where_f16_cannot_hold_a_scale() -> None:
@@ -150,7 +178,8 @@ def test_what_does_not_fit_is_refused() -> None:
 @pytest.mark.parametrize("width", [1, 17, 50])
 def test_odd_channels_work_per_channel(width: int) -> None:
     w = np.random.default_rng(0).normal(size=(3, width)).astype(np.float32)
-    for name in formats.names():
+    for name in (*formats.names(), *CODEBOOKS):
         weight = formats.quantize(formats.get(name), w, -1)
         parts = {p.name: p for p in formats.get(name).parts(w.shape, -1, "f32")}
         assert {n: b.nbytes for n, b in weight.packed().items()} == {n: p.nbytes for n, p in parts.items()}
+        np.testing.assert_array_equal(evaluate(weight, "f32"), weight.dequantize())
