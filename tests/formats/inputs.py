@@ -46,7 +46,9 @@ def cases() -> dict[str, np.ndarray]:
         "constant": np.full((ROWS, WIDTH), 0.3, np.float32),
         "tiny": normal * np.float32(1e-6),
         "subnormal": normal * np.float32(1e-38),
-        "at the least scale": (rng.integers(-24, 25, (ROWS, WIDTH)) * 2.0**-24 * rng.choice([1.0, 6.0, 448.0], (ROWS, 1))).astype(np.float32),
+        "at the least scale": (rng.integers(-24, 25, (ROWS, WIDTH)) * 2.0**-24 * rng.choice([1.0, 6.0, 448.0], (ROWS, 1))).astype(
+            np.float32
+        ),
         "huge": normal * np.float32(1e30),
         "extreme": rng.choice(np.float32([-1e36, -1e-36, 0, 1e-36, 1e36]), (ROWS, WIDTH)),
         "mixed": normal * np.exp2(rng.integers(-20, 20, (ROWS, 1))).astype(np.float32),
