@@ -14,11 +14,12 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 """Magnitudes of codes 0 .. 7, OCP table 5.3.3; codes 8 .. 15 are their negatives."""
 E4M3 = np.array([(1 + m / 8) * 2.0 ** (e - 7) if e else m / 8 * 2.0**-6 for e in range(16) for m in range(8)][:127])
 """Magnitudes of bytes 0 .. 126; 127 is NaN, bytes from 128 on are their negatives."""
-QLORA = np.array(
-    [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334, -0.09105003625154495]
-    + [0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941]
-    + [0.7229568362236023, 1.0]
-)
+QLORA = np.array([
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
+    -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
+    0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+])  # fmt: skip
 """Dettmers et al. 2023, appendix E."""
 
 
@@ -36,10 +37,8 @@ def symmetric(w: np.ndarray, bits: int, rule: str = "minmax") -> tuple[np.ndarra
     """minmax: the weight of largest magnitude lands on the lowest level, so the scale may be negative. absolute: on +-(2^(b-1) - 1)."""
     lowest = 2 ** (bits - 1)
     below, above = np.abs(w.min(1)), w.max(1)
-    if rule == "absolute":
-        scale = guarded(np.float64(np.abs(w).max(1)) / (lowest - 1))
-    else:
-        scale = guarded(np.where(below >= above, below, -above) / np.float64(lowest))
+    ends = {"minmax": np.where(below >= above, below, -above) / np.float64(lowest), "absolute": np.float64(np.abs(w).max(1)) / (lowest - 1)}
+    scale = guarded(ends[rule])
     return np.clip(np.rint(quotient(w, scale)), -lowest, lowest - 1), scale
 
 
