@@ -70,7 +70,8 @@ def make_codebook(levels: Any, name: str = "") -> Codebook:
     Raises:
         OptionError: another number of levels, not ascending, not finite, or all zero.
     """
-    table = np.asarray(levels, np.float32).reshape(-1)
+    with np.errstate(over="ignore"):
+        table = np.asarray(levels, np.float32).reshape(-1)
     thing = f"codebook of {table.size} levels"
     if not 2 <= table.size <= 1 << 16:
         raise OptionError(thing, "it has fewer than 2 or more than 65536", "Give a table that codes of 1 to 16 bits can index")

@@ -20,9 +20,9 @@ from llmcomp.writing.stream import stream
 def numpy_quantizer(fmt: formats.Format, w: np.ndarray, group_size: int) -> Any:
     weight = formats.quantize(fmt, w, group_size)
     packed = weight.packed()
-    return SimpleNamespace(
-        codes=packed["codes"], scale=weight.scale, zero_point=packed.get("zero_point"), finite=bool(np.isfinite(w.astype(np.float32)).all())
-    )
+    zero_point = packed["zero_point"] if fmt.zero_point_type else None
+    finite = bool(np.isfinite(w.astype(np.float32)).all())
+    return SimpleNamespace(codes=packed["codes"], scale=weight.scale, zero_point=zero_point, finite=finite)
 
 
 def count_non_finite(w: np.ndarray) -> tuple[int, int | None]:
