@@ -16,11 +16,11 @@ from typing import Any
 
 from llmcomp import checkpoint as checkpoints
 from llmcomp import formats, kernels, planning
-from llmcomp.algorithms import equalize, sensitivity
+from llmcomp.algorithms import sensitivity
 from llmcomp.algorithms.search import search
 from llmcomp.checkpoint import Checkpoint
-from llmcomp.graph.factors import NO_FACTORS, Factors, make_factors
-from llmcomp.graph.folds import find_folds
+from llmcomp.folding import fold
+from llmcomp.graph.factors import NO_FACTORS, Factors
 from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph, flat_rows
 from llmcomp.graph.skeleton import get_skeleton
@@ -41,8 +41,6 @@ from llmcomp.writing.tokenizer import Conversion
 
 RULES: dict[str, str | kernels.Ranges] = {planning.SEARCH: search}
 """Rules that are algorithms; the others are the formats' own."""
-SAMPLED_ROWS, SAMPLED_RUN = 512, 64
-"""Rows from which the magnitudes of a layer's columns are taken, and how many of them are read together."""
 REPORTED_VERSIONS = ("llmcomp", "openvino", "openvino-tokenizers", "optimum", "optimum-intel", "transformers", "torch")
 
 
@@ -96,7 +94,8 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
         graph = _graph(checkpoint, options, run)
         plan = _plan(graph, options, run)
         schemes = _schemes(plan)
-        factors, folded = _fold(graph, plan, run)
+        with run.stage("fold"):
+            factors, folded = fold(graph, plan)
         layout = make_layout(graph, schemes, factors.constants)
         check_disk(options.output, layout.size)
         if tokenizer is not None:
@@ -190,33 +189,6 @@ def _tiles(graph: ModelGraph, layer: Layer) -> Iterator[Any]:
 
 def _schemes(plan: Plan) -> dict[str, Scheme]:
     return {entry.name: entry.scheme for entry in plan.layers}
-
-
-def _fold(graph: ModelGraph, plan: Plan, run: _Run) -> tuple[Factors, list[dict[str, Any]]]:
-    """The factors of every fold in front of a low-bit layer, and a line for the report on each."""
-    if plan.folds == "none":
-        return NO_FACTORS, []
-    with run.stage("fold"):
-        schemes, layers = _schemes(plan), {layer.name: layer for layer in graph.layers}
-        chosen, told = {}, []
-        folds = find_folds(graph)
-        for place, fold in enumerate(folds):
-            involved = [*fold.readers, *([fold.writer] if fold.writer else [])]
-            low = [name for name in fold.readers if planning.is_low(schemes[name].format)]
-            if not low or any(schemes[name].is_float for name in involved):
-                continue
-            readers = [(*equalize.magnitudes(_sampled_rows(graph, layers[name])), fold.readers[name]) for name in low]
-            chosen[place] = equalize.channel_factors(fold.channels, readers, fold.free)
-            told.append({"from": fold.writer or "norm", "into": list(fold.readers), "channels": int(fold.free.sum())})
-        return make_factors(graph, chosen, folds), told
-
-
-def _sampled_rows(graph: ModelGraph, layer: Layer) -> Iterator[Any]:
-    """Evenly spaced runs of rows of a layer, enough for the statistics of its columns."""
-    rows = flat_rows(layer)
-    runs = max(1, min(SAMPLED_ROWS, rows) // SAMPLED_RUN)
-    starts = {i * rows // runs for i in range(runs)}
-    return (graph.rows(layer, start, min(start + SAMPLED_RUN, rows)) for start in sorted(starts))
 
 
 def _quantizer(factors: Factors) -> Quantizer:

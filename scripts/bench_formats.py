@@ -50,7 +50,7 @@ def ours(checkpoint: Path, work: Path, name: str) -> float:
 def peer(fp16: Path, name: str, group: int) -> float | None:
     """None if the peer does not know the format."""
     command = [sys.executable, "-c", PEER, str(fp16), name, str(group)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         if "is not a valid CompressWeightsMode" in done.stderr:
             return None

@@ -11,16 +11,26 @@ from openvino import opset13 as ops
 
 from llmcomp import checkpoint as checkpoints
 from llmcomp import formats
+from llmcomp.export import plan_model
+from llmcomp.folding import fold
+from llmcomp.graph.model import ModelGraph
 from llmcomp.graph.skeleton import get_skeleton
+from llmcomp.options import ExportOptions
+from llmcomp.planning import COMPRESSION_FIELDS
 
 
 def dequantized_ir(folder: Path, source: Path, scratch: Path) -> Path:
     """Path of an f32 IR: the source's skeleton with every weight replaced by numpy's own rounding of the source."""
     checkpoint = checkpoints.open(str(source))
     skeleton = get_skeleton(checkpoint)
-    schemes = {layer["tensor"]: layer for layer in json.loads((folder / "report.json").read_text())["layers"]}
+    graph = ModelGraph(skeleton, checkpoint)
     tensors = {w["id"]: w["tensor"] for w in skeleton.weights}
+    report = json.loads((folder / "report.json").read_text())
+    schemes = {layer["tensor"]: layer for layer in report["layers"]}
+    asked = {k: v for k, v in report["settings"].items() if k in COMPRESSION_FIELDS and v}
+    factors, _ = fold(graph, plan_model(ExportOptions(model=str(source), **asked)))
     model = ov.Core().read_model(skeleton.xml)
+    constants = {graph.ir.name(number): values for number, values in factors.constants.items()}
     for parameter in model.get_parameters():
         tensor = tensors.get(parameter.get_friendly_name())
         if tensor is None:
@@ -28,7 +38,8 @@ def dequantized_ir(folder: Path, source: Path, scratch: Path) -> Path:
         scheme = schemes[tensor]
         w = np.asarray(checkpoint.read(tensor)).astype(np.float32)
         if formats.exists(scheme["format"]):
-            w = formats.quantize(formats.get(scheme["format"]), w, scheme["group_size"]).stored().dequantize()
+            w = factors.apply(scheme["name"], w, range(len(w)))
+            w = formats.quantize(formats.get(scheme["format"]), w, scheme["group_size"], scheme["rule"]).stored().dequantize()
         constant = ops.constant(w)
         for target in parameter.output(0).get_target_inputs():
             reader = target.get_node()
@@ -38,6 +49,11 @@ def dequantized_ir(folder: Path, source: Path, scratch: Path) -> Path:
             else:
                 target.replace_source_output(constant.output(0))
         model.remove_parameter(parameter)
+    for constant in model.get_ordered_ops():
+        values = constants.get(constant.get_friendly_name())
+        if values is not None:
+            assert constant.get_type_name() == "Constant"
+            constant.output(0).replace(ops.constant(values).output(0))
     out = scratch / "dequantized.xml"
     ov.save_model(model, out, compress_to_fp16=False)
     return out

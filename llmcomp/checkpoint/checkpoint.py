@@ -43,6 +43,7 @@ class Checkpoint(ABC):
     def rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
         """Rows [start, stop) along the first axis, mapped or decoded now; bf16 as ml_dtypes.bfloat16."""
 
+    @abstractmethod
     def prefetch(self, name: str, start: int, stop: int) -> None:
         """Ask the system to read these rows ahead; it may not."""
 

@@ -17,6 +17,7 @@ from llmcomp.checkpoint.gguf_config import INSTEAD, make_config, make_generation
 from llmcomp.checkpoint.gguf_header import GGUFTensor, read_gguf
 from llmcomp.checkpoint.gguf_names import ARCHITECTURES, BLOCK, TENSORS
 from llmcomp.checkpoint.gguf_tokenizer import check_gguf_tokenizer, save_gguf_tokenizer
+from llmcomp.checkpoint.mapped import read_ahead
 from llmcomp.errors import CheckpointError
 
 BLOCK_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.(\w+)\.(weight|bias)")
@@ -57,7 +58,12 @@ class GGUFCheckpoint(Checkpoint):
         self.config = make_config(self.metadata, self._architecture, tensors, source)
         self.generation_config = make_generation_config(self.metadata)
         self._check_decodable()
-        self._map = np.memmap(path, np.uint8, "r")
+        self._path, self._map = path, np.memmap(path, np.uint8, "r")
+
+    def prefetch(self, name: str, start: int, stop: int) -> None:
+        tensor = self._stored[name]
+        size = (tensor.end - tensor.begin) // max(tensor.shape[0], 1)
+        read_ahead(self._path, tensor.begin + start * size, tensor.begin + stop * size)
 
     def rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
         from gguf import GGMLQuantizationType

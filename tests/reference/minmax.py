@@ -93,9 +93,10 @@ def power_scale(w: np.ndarray, magnitudes: np.ndarray, rule: str = "minmax") -> 
     scales = []
     for amax in np.abs(w).max(1):
         x, least = Fraction(float(amax)), Fraction(2) ** -23
-        if rule == "minmax":
-            power = least
-            while power * Fraction(float(magnitudes[-1])) < x:
+        if rule in ("minmax", "fit"):
+            # `fit` lets a group reach 7.25 where the type ends at 6.
+            limit, power = Fraction(float(magnitudes[-1])) if rule == "minmax" else Fraction(29, 4), least
+            while power * limit < x:
                 power *= 2
         elif x < least * top:
             # A magnitude under the least scale counts as that: `even` finds no mantissa to carry from.

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from llmcomp import formats
+from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph
 from llmcomp.planning import Scheme
 from llmcomp.writing.ir import write_ir
@@ -17,8 +18,9 @@ from llmcomp.writing.layout import make_layout
 from llmcomp.writing.stream import stream
 
 
-def numpy_quantizer(fmt: formats.Format, w: np.ndarray, group_size: int) -> Any:
-    weight = formats.quantize(fmt, w, group_size)
+def numpy_quantizer(layer: Layer, scheme: Scheme, w: np.ndarray, start: int) -> Any:
+    fmt = formats.get(scheme.format)
+    weight = formats.quantize(fmt, w, scheme.group_size, scheme.rule)
     packed = weight.packed()
     zero_point = packed["zero_point"] if fmt.zero_point_type else None
     finite = bool(np.isfinite(w.astype(np.float32)).all())

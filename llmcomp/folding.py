@@ -1,0 +1,56 @@
+"""Folding, the stage between the plan and the layout: factors for every fold in front of a low-bit layer.
+
+comes in: a graph, a plan
+goes out: Factors
+may import: algorithms, graph, planning
+read first: this file, then graph/folds.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcomp import planning
+from llmcomp.algorithms import equalize
+from llmcomp.graph.factors import NO_FACTORS, Factors, make_factors
+from llmcomp.graph.folds import find_folds
+from llmcomp.graph.layer import Layer
+from llmcomp.graph.model import ModelGraph, flat_rows
+from llmcomp.planning import Plan
+
+SAMPLED_ROWS, SAMPLED_RUN = 512, 64
+"""Rows from which the magnitudes of a layer's columns are taken, and how many of them are read together."""
+
+
+def fold(graph: ModelGraph, plan: Plan) -> tuple[Factors, list[dict[str, Any]]]:
+    """The factors that `plan.folds` asks for, and a line for the report on each fold.
+
+    A fold that touches a float layer is left out: its weights could not take a factor without being rounded.
+    """
+    if plan.folds == "none":
+        return NO_FACTORS, []
+    schemes, layers = {entry.name: entry.scheme for entry in plan.layers}, {layer.name: layer for layer in graph.layers}
+    folds = find_folds(graph)
+    chosen: dict[int, NDArray[np.float32]] = {}
+    told: list[dict[str, Any]] = []
+    for place, one in enumerate(folds):
+        involved = [*one.readers, *([one.writer] if one.writer else [])]
+        low = [name for name in one.readers if planning.is_low(schemes[name].format)]
+        if not low or any(schemes[name].is_float for name in involved):
+            continue
+        readers = [(*equalize.magnitudes(_sampled_rows(graph, layers[name])), one.readers[name]) for name in low]
+        chosen[place] = equalize.channel_factors(one.channels, readers, one.free)
+        told.append({"from": one.writer or "norm", "into": list(one.readers), "channels": int(one.free.sum())})
+    return make_factors(graph, chosen, folds), told
+
+
+def _sampled_rows(graph: ModelGraph, layer: Layer) -> Iterator[NDArray[Any]]:
+    """Evenly spaced runs of rows of a layer, enough for the statistics of its columns."""
+    rows = flat_rows(layer)
+    runs = -(-min(SAMPLED_ROWS, rows) // SAMPLED_RUN)
+    starts = sorted({i * rows // runs for i in range(runs)})
+    return (graph.rows(layer, start, min(start + SAMPLED_RUN, rows)) for start in starts)
