@@ -140,6 +140,7 @@ def write(found: Mapping[str, Any], path: Path = GOLDEN) -> None:
 COMMENT = """\
 # What every number format makes of one real model, with default options: number of layers by "format:group size", bytes of the .bin, bits
 # per weight, scales included; KL(fp32 || format) in nats per token with its standard error over the windows, and perplexity.
+# The model's own weights are Q4_1, 16 levels for each group of 32: the figures tell one state of a format from another, not formats apart.
 # tests/evaluation/test_golden.py holds the project to it. Made by the command, not by hand.
 """
 
