@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 MODEL ?= models/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-all lint bench clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -23,6 +23,9 @@ lint: $(VENV)/.installed
 	$(BIN)/mypy
 
 test: $(VENV)/.installed lint
+	$(BIN)/python -m pytest --durations=10 -m 'not longest'
+
+test-all: $(VENV)/.installed lint
 	$(BIN)/python -m pytest --durations=10
 
 bench: $(VENV)/.installed

