@@ -33,7 +33,10 @@ def runtime_constants(xml: Path) -> list[tuple[str, set[str]]]:
         shape = node.get_output_partial_shape(0) if node.get_output_size() else None
         # A port that the plugin leaves empty is a constant of a type called dynamic.
         if kind(node) == "Const" and shape is not None and shape.is_static and prod(shape.get_min_shape()) >= LARGE:
-            readers = {kind(target.get_node()) for target in node.output(0).get_target_inputs()}
+            # From port 2 on come the scales and zero points of a packed weight, in f32.
+            readers = {kind(target.get_node()) for target in node.output(0).get_target_inputs() if target.get_index() < 2}
+            if not readers:
+                continue
             found.append((node.get_output_element_type(0).to_string(), readers))
     return found
 

@@ -40,7 +40,7 @@ class Shifted(Format):
     def decode(self, xp, codes, scale, zero_point=None):
         return xp.multiply(codes, scale)
 
-    def store_scale(self, scale, scale_type):
+    def store_scale(self, scale, scale_type, rule="minmax"):
         return {"scale": (np.frexp(scale)[1] + 126).astype(np.uint8)}
 
     def load_scale(self, parts):
@@ -78,8 +78,14 @@ plan = planning.make_plan(graph.layers, options, None)
 schemes = {entry.name: entry.scheme for entry in plan.layers}
 assert [s.format for s in schemes.values()].count("toy4") == 6
 layout, xml = make_layout(graph, schemes), folder / "openvino_model.xml"
+
+
+def quantize(layer, scheme, w, start):
+    return kernels.quantize_rows(formats.get(scheme.format), w, scheme.group_size, scheme.rule)
+
+
 with Journal(folder / "journal.jsonl") as journal:
-    _, tail = stream(graph, schemes, layout, xml.with_suffix(".bin"), kernels.quantize_rows, kernels.non_finite, journal, 2)
+    _, tail = stream(graph, schemes, layout, xml.with_suffix(".bin"), quantize, kernels.non_finite, journal, 2)
 write_ir(graph, schemes, layout, tail, xml, {"version": "test"})
 assert "the whole model ran" in verify("full", xml, folder / "journal.jsonl", graph.layers, layout, tail, VOCABULARY)
 
