@@ -13,7 +13,8 @@ read first: quantize.py
 
 from llmcomp.kernels.cache import clear_cache, no_cache
 from llmcomp.kernels.finite import non_finite
-from llmcomp.kernels.quantize import Given, Tile, error_rows, quantize_rows, roundtrip_rows
+from llmcomp.kernels.quantize import Tile, error_rows, quantize_rows, roundtrip_rows
+from llmcomp.kernels.run import Given
 from llmcomp.kernels.trace import Ranges
 
 __all__ = ["Given", "Ranges", "Tile", "clear_cache", "error_rows", "no_cache", "non_finite", "quantize_rows", "roundtrip_rows"]

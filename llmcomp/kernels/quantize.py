@@ -5,22 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
-import openvino as ov
 from numpy.typing import NDArray
 
 from llmcomp import formats
 from llmcomp.formats import NUMPY, CompressedWeight, Format, grouped_shape, pack
-from llmcomp.kernels.cache import CACHE
 from llmcomp.kernels.finite import non_finite
-from llmcomp.kernels.trace import CHECK, TYPES, Job, Kind, Ranges
+from llmcomp.kernels.run import SPELLING, Given, run
+from llmcomp.kernels.trace import CHECK, Job, Kind, Ranges
 
 NUMPY_BELOW = 1 << 14
 """Weights below which numpy is as fast as a compiled rule, and nothing has to be compiled."""
 TRACED_LEVELS = 64
 """Levels of a table from which on numpy's binary search beats a comparison with each."""
-SPELLING = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16", np.dtype(ml_dtypes.bfloat16): "BF16"}
 
 
 @dataclass(frozen=True)
@@ -35,28 +32,6 @@ class Tile:
     """Packed, 1-D."""
     finite: bool
     """False if the rows hold NaN or Inf, or so large values that their sum overflows: `non_finite` tells."""
-
-
-@dataclass(frozen=True)
-class Given:
-    """What goes into a rule beside the weights. Everything is f32."""
-
-    columns: NDArray[np.float32] | None = None
-    """[in]: every row is multiplied by it first."""
-    rows: NDArray[np.float32] | None = None
-    """[rows]: every column is multiplied by it then."""
-    importance: NDArray[np.float32] | None = None
-    """[in]: weight of each input channel's squared error, for rules that search and for `error_rows`."""
-    scale: NDArray[np.float32] | None = None
-    """[rows, groups, 1], or [rows, 1] per channel: taken instead of the rule's."""
-    zero_point: NDArray[np.float32] | None = None
-    """Like the scale, with formats that have one."""
-
-    def folded(self, w: NDArray[Any]) -> NDArray[np.float32]:
-        """The weights times the factors."""
-        wide = np.asarray(w, np.float32)
-        wide = wide if self.columns is None else wide * self.columns
-        return wide if self.rows is None else wide * self.rows[:, None]
 
 
 NOTHING = Given()
@@ -76,12 +51,11 @@ def quantize_rows(fmt: Format, w: NDArray[Any], group_size: int, rule: str | Ran
     if isinstance(found, CompressedWeight):
         packed = found.packed()
         return Tile(packed["codes"], found.scale, packed.get("zero_point") if fmt.zero_point_type else None, non_finite(w)[0] == 0)
-    parts = {part.name: part for part in fmt.parts(w.shape, group_size)}
-    # Everything is copied or packed: the request's memory is overwritten by the thread's next tile.
-    scale = given.scale if given.scale is not None else np.array(found["scale"], np.float32).reshape(parts["scale"].shape)
+    per_group = (*grouped_shape(w.shape, group_size)[:-1], 1)
+    scale = given.scale if given.scale is not None else found["scale"].reshape(per_group)
     zero_point = found.get("zero_point", given.zero_point)
-    zeros = None if zero_point is None else _packed(zero_point.astype(np.uint8, copy=False), str(fmt.zero_point_type))
-    return Tile(_packed(found["codes"], fmt.code_type), scale, zeros, bool(np.isfinite(found[CHECK]).all()))
+    zeros = None if zero_point is None else pack(zero_point.astype(np.uint8, copy=False), str(fmt.zero_point_type))
+    return Tile(pack(found["codes"], fmt.code_type), scale, zeros, bool(np.isfinite(found[CHECK]).all()))
 
 
 def roundtrip_rows(
@@ -94,7 +68,7 @@ def roundtrip_rows(
     """
     found = _run("roundtrip", fmt, w, group_size, rule, given)
     back = _decoded(found) if isinstance(found, CompressedWeight) else found["w"]
-    return np.array(back, np.float32).reshape(w.shape)
+    return np.asarray(back, np.float32).reshape(w.shape)
 
 
 def error_rows(fmt: Format, w: NDArray[Any], group_size: int, rule: str | Ranges = "minmax", given: Given = NOTHING) -> NDArray[np.float32]:
@@ -108,7 +82,7 @@ def error_rows(fmt: Format, w: NDArray[Any], group_size: int, rule: str | Ranges
     found = _run("error", fmt, w, group_size, rule, given)
     grouped = grouped_shape(w.shape, group_size)
     if not isinstance(found, CompressedWeight):
-        return np.array(found["error"], np.float32).reshape(w.shape[0], -1)
+        return found["error"]
     squares = np.square(given.folded(w).reshape(grouped) - _decoded(found))
     weights = 1.0 if given.importance is None else given.importance.reshape(grouped_shape((1, w.shape[1]), group_size))
     return np.asarray((squares * weights).sum(-1), np.float32).reshape(w.shape[0], -1)
@@ -122,7 +96,7 @@ def _decoded(weight: CompressedWeight) -> Any:
 def _run(
     kind: Kind, fmt: Format, w: NDArray[Any], group_size: int, rule: str | Ranges, given: Given
 ) -> CompressedWeight | dict[str, NDArray[Any]]:
-    """The results of a compiled job, views of its memory; or numpy's, where compiling does not pay."""
+    """The results of a compiled job; or numpy's, where compiling does not pay."""
     rows, size = w.shape[0], grouped_shape(w.shape, group_size)[-1]
     if w.size < NUMPY_BELOW or fmt.level_count > TRACED_LEVELS:
         scale, zero_point = given.scale, given.zero_point
@@ -133,35 +107,16 @@ def _run(
             per_group = (*grouped_shape(w.shape, group_size)[:-1], 1)
             scale, zero_point = (r if r is None else r.reshape(per_group) for r in (ranges["scale"], ranges.get("zero_point")))
         return formats.quantize(fmt, wide, group_size, rule if isinstance(rule, str) else rule.__name__, scale, zero_point)
-    dtype = SPELLING[w.dtype]
     if isinstance(rule, str):
         fmt.check_rule(rule)
     job = Job(
         kind,
         fmt,
-        dtype,
+        SPELLING[w.dtype],
+        size,
         None if given.scale is not None else rule,
         given.columns is not None,
         given.rows is not None,
         given.importance is not None and (kind == "error" or not isinstance(rule, str)),
-        (rows == 1, w.shape[1] == size, size == 1),
     )
-    request, traced = CACHE.request(job)
-    shapes = {"columns": (1, -1, size), "importance": (1, -1, size), "rows": (rows, 1), "scale": (rows, -1), "zero_point": (rows, -1)}
-    inputs = [_tensor(w.reshape(rows, -1, size), dtype)]
-    inputs += [ov.Tensor(np.ascontiguousarray(getattr(given, name), np.float32).reshape(shapes[name])) for name in traced.inputs[1:]]
-    results = request.infer(inputs, share_outputs=True)
-    return {name: results[i] for i, name in enumerate(traced.outputs)}
-
-
-def _packed(codes: NDArray[Any], element_type: str) -> NDArray[np.uint8]:
-    packed = pack(codes, element_type)
-    return np.array(packed) if np.may_share_memory(packed, codes) else packed
-
-
-def _tensor(w: NDArray[Any], dtype: str) -> ov.Tensor:
-    """A tensor over the array's own memory where the binding allows it: it refuses read-only arrays, so such a tile is copied (a cache's worth)."""
-    raw = np.ascontiguousarray(w).view(np.uint16 if w.dtype.itemsize == 2 else np.float32)
-    if not raw.flags.writeable:
-        raw = raw.copy()
-    return ov.Tensor(raw, ov.Shape(list(w.shape)), TYPES[dtype])
+    return run(job, w, size, given)

@@ -13,7 +13,7 @@ from openvino import opset13 as ops
 from llmcomp.formats import Format
 
 CHECK = "check"
-"""Name of the extra result: the sum of each group, which NaN and Inf reach."""
+"""Name of the extra result: the sum of each row, which NaN and Inf reach."""
 TYPES = {"F32": ov.Type.f32, "F16": ov.Type.f16, "BF16": ov.Type.bf16}
 Kind = Literal["quantize", "roundtrip", "error"]
 Ranges = Callable[[Any, Format, Any, Any], Mapping[str, Any]]
@@ -29,6 +29,8 @@ class Job:
     fmt: Format
     dtype: str
     """A key of `TYPES`."""
+    size: int
+    """Weights of a group."""
     rule: str | Ranges | None
     """None: scale and zero point are inputs."""
     columns: bool = False
@@ -44,10 +46,11 @@ class Job:
 
 class Trace(NamedTuple):
     model: ov.Model
-    """Inputs in the order of `inputs` -> results in the order of `outputs`."""
+    """Inputs in the order of `inputs` -> results in the order of `outputs`, a dictionary's."""
     inputs: tuple[str, ...]
-    """w [rows, groups, size]; columns and importance [1, groups, size]; rows [rows, 1]; scale and zero_point [rows, groups]."""
-    outputs: tuple[str, ...]
+    """w [rows, in]; columns [1, in]; rows [rows, 1]; importance [1, groups, size]; scale and zero_point [rows, groups]."""
+    outputs: dict[str, tuple[str, int]]
+    """Name -> (element type, rank): rank 3 is one for each weight, 2 for each group, 1 for each row."""
 
 
 class TraceNamespace:
@@ -67,6 +70,10 @@ class TraceNamespace:
         return ops.reduce_sum(x, ops.constant([-1]), False)
 
     def abs(self, x: Any) -> Any:
+        node = x.get_node() if hasattr(x, "get_node") else x
+        if node.get_type_name() == "Reshape":
+            # In front of the cut into groups, where rows are longer.
+            return ops.reshape(ops.abs(node.input_value(0)), node.input_value(1), True)
         return ops.abs(x)
 
     def minimum(self, x: Any, y: Any) -> Any:
@@ -107,11 +114,25 @@ class TraceNamespace:
         return ops.clamp(x, low, high)
 
     def rank(self, x: Any, thresholds: Sequence[float]) -> Any:
-        total = None
-        for threshold in thresholds:
-            above = ops.select(self.less(float(threshold), x), *_aligned(1.0, 0.0))
-            total = above if total is None else ops.add(total, above)
+        # A binary search: which threshold is compared next depends on the bits found so far.
+        depth = len(thresholds).bit_length()
+        padded = [*map(float, thresholds), *[float("inf")] * (2**depth - 1 - len(thresholds))]
+        bits: list[Any] = []
+        total: Any = None
+        for level in range(depth):
+            step = 2 ** (depth - 1 - level)
+            above = self.less(self._pick(bits, padded[step - 1 :: 2 * step]), x)
+            bits.append(above)
+            value = ops.select(above, *_aligned(float(step), 0.0))
+            total = value if total is None else ops.add(total, value)
         return total
+
+    def _pick(self, bits: list[Any], values: Sequence[float]) -> Any:
+        """The value whose number the bits spell, highest first."""
+        if not bits:
+            return values[0]
+        half = len(values) // 2
+        return ops.select(bits[0], *_aligned(self._pick(bits[1:], values[half:]), self._pick(bits[1:], values[:half])))
 
     def lookup(self, table: Sequence[float], index: Any) -> Any:
         return ops.gather(ops.constant(np.asarray(table, np.float32)), ops.convert(index, "i32"), ops.constant(0))
@@ -142,10 +163,10 @@ def _aligned(*values: Any) -> list[Any]:
 def trace(job: Job) -> Trace:
     """The graph of a job."""
     xp, fmt = TraceNamespace(), job.fmt
-    inputs: dict[str, Any] = {"w": ops.parameter([-1, -1, -1], TYPES[job.dtype])}
+    inputs: dict[str, Any] = {"w": ops.parameter([-1, -1], TYPES[job.dtype])}
     w = inputs["w"] if job.dtype == "F32" else ops.convert(inputs["w"], "f32")
     for name, present, shape in (
-        ("columns", job.columns, [1, -1, -1]),
+        ("columns", job.columns, [1, -1]),
         ("rows", job.rows, [-1, 1]),
         ("importance", job.importance, [1, -1, -1]),
         ("scale", job.rule is None, [-1, -1]),
@@ -156,6 +177,8 @@ def trace(job: Job) -> Trace:
     for factor in ("columns", "rows"):
         if factor in inputs:
             w = xp.multiply(w, inputs[factor])
+    # Only now: an elementwise kernel works row by row of the last axis, and whole channels are longer rows than groups.
+    w = ops.reshape(w, ops.constant([0, -1, job.size]), True)
     importance = inputs.get("importance")
     if job.rule is None:
         ranges: dict[str, Any] = {name: inputs[name] for name in ("scale", "zero_point") if name in inputs}
@@ -163,7 +186,7 @@ def trace(job: Job) -> Trace:
         ranges = dict(fmt.ranges(xp, w, job.rule) if isinstance(job.rule, str) else job.rule(xp, fmt, w, importance))
     codes = fmt.encode(xp, w, **ranges)
     if job.kind == "quantize":
-        results = {"codes": xp.codes(codes, fmt.code_type), CHECK: xp.sum(w)}
+        results = {"codes": xp.codes(codes, fmt.code_type), CHECK: ops.reduce_sum(w, ops.constant([1, 2]), False)}
         if job.rule is not None:
             results["scale"] = ranges["scale"]
             if "zero_point" in ranges:
@@ -174,4 +197,5 @@ def trace(job: Job) -> Trace:
         squares = xp.multiply(difference, difference)
         results = {"w": back} if job.kind == "roundtrip" else {"error": xp.sum(xp.multiply(squares, importance) if importance else squares)}
     model = ov.Model([ops.result(node) for node in results.values()], list(inputs.values()), f"{fmt.name}_{job.kind}")
-    return Trace(model, tuple(inputs), tuple(results))
+    kinds = [(o.get_element_type().get_type_name(), len(o.get_partial_shape())) for o in model.outputs]
+    return Trace(model, tuple(inputs), dict(zip(results, kinds, strict=True)))
