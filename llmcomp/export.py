@@ -95,7 +95,7 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
         plan = _plan(graph, options, run)
         schemes = _schemes(plan)
         with run.stage("fold"):
-            factors, folded = fold(graph, plan)
+            factors, folded = fold(graph, plan, _workers())
         layout = make_layout(graph, schemes, factors.constants)
         check_disk(options.output, layout.size)
         if tokenizer is not None:

@@ -9,6 +9,7 @@ read first: this file, then graph/folds.py
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,11 @@ from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph, flat_rows
 from llmcomp.planning import Plan
 
-SAMPLED_ROWS, SAMPLED_RUN = 512, 64
+SAMPLED_ROWS, SAMPLED_RUN = 256, 32
 """Rows from which the magnitudes of a layer's columns are taken, and how many of them are read together."""
 
 
-def fold(graph: ModelGraph, plan: Plan) -> tuple[Factors, list[dict[str, Any]]]:
+def fold(graph: ModelGraph, plan: Plan, workers: int = 1) -> tuple[Factors, list[dict[str, Any]]]:
     """The factors that `plan.folds` asks for, and a line for the report on each fold.
 
     A fold that touches a float layer is left out: its weights could not take a factor without being rounded.
@@ -35,15 +36,20 @@ def fold(graph: ModelGraph, plan: Plan) -> tuple[Factors, list[dict[str, Any]]]:
         return NO_FACTORS, []
     schemes, layers = {entry.name: entry.scheme for entry in plan.layers}, {layer.name: layer for layer in graph.layers}
     folds = find_folds(graph)
-    chosen: dict[int, NDArray[np.float32]] = {}
-    told: list[dict[str, Any]] = []
+    low_readers: dict[int, list[str]] = {}
     for place, one in enumerate(folds):
         involved = [*one.readers, *([one.writer] if one.writer else [])]
         low = [name for name in one.readers if planning.is_low(schemes[name].format)]
-        if not low or any(schemes[name].is_float for name in involved):
-            continue
-        readers = [(*equalize.magnitudes(_sampled_rows(graph, layers[name])), one.readers[name]) for name in low]
-        chosen[place] = equalize.channel_factors(one.channels, readers, one.free)
+        if low and not any(schemes[name].is_float for name in involved):
+            low_readers[place] = low
+    names = [name for low in low_readers.values() for name in low]
+    with ThreadPoolExecutor(workers, "llmcomp-fold") as pool:
+        sums = dict(zip(names, pool.map(lambda name: equalize.magnitudes(_sampled_rows(graph, layers[name])), names), strict=True))
+    chosen: dict[int, NDArray[np.float32]] = {}
+    told: list[dict[str, Any]] = []
+    for place, low in low_readers.items():
+        one = folds[place]
+        chosen[place] = equalize.channel_factors(one.channels, [(*sums[name], one.readers[name]) for name in low], one.free)
         told.append({"from": one.writer or "norm", "into": list(one.readers), "channels": int(one.free.sum())})
     return make_factors(graph, chosen, folds), told
 

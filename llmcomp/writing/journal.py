@@ -9,6 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import xxhash
+
 NAME = "journal.jsonl"
 
 
@@ -29,6 +31,11 @@ class Journal:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self._file.close()
+
+
+def checksum(data: Any, before: int = 0) -> int:
+    """Of bytes that follow others whose checksum was `before`: XXH3, 64 bits, which costs nothing beside writing (CRC-32 takes as long)."""
+    return xxhash.xxh3_64_intdigest(data, before)
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:

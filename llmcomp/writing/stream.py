@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED as FIRST
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -28,7 +27,7 @@ from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph, flat_rows
 from llmcomp.planning import Scheme, float_type
 from llmcomp.planning.scheme import SOURCE_TYPES
-from llmcomp.writing.journal import Journal
+from llmcomp.writing.journal import Journal, checksum
 from llmcomp.writing.layout import Layout, Slot, integer_bytes
 
 TILE_WEIGHTS = 1 << 21
@@ -70,9 +69,9 @@ class Outcome:
     error: float
     """Relative squared error ||W - W'||^2 / ||W||^2 on sampled rows; 0 for a layer that is kept."""
     seconds: float
-    crc: list[int] = field(default_factory=list)
-    """CRC-32 of each tile's codes and zero points (or kept bytes), in row order."""
-    scale_crc: int = 0
+    sums: list[int] = field(default_factory=list)
+    """Checksum of each tile's codes and zero points (or kept bytes), in row order."""
+    scale_sum: int = 0
     rows_per_tile: int = 0
 
 
@@ -84,7 +83,7 @@ class _Pending:
     rows_per_tile: int
     started: float
     collected: int = 0
-    crc: dict[int, int] = field(default_factory=dict)
+    sums: dict[int, int] = field(default_factory=dict)
     scales: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     squares: float = 0.0
     squared_error: float = 0.0
@@ -143,7 +142,7 @@ def stream(
             if state.collected == state.tiles:
                 outcome = writer.finish(state, tail_scales)
                 outcomes[state.layer.name] = outcome
-                journal.add({"layer": outcome.name, "rows": outcome.rows_per_tile, "crc": outcome.crc, "scale_crc": outcome.scale_crc})
+                journal.add({"layer": outcome.name, "rows": outcome.rows_per_tile, "sums": outcome.sums, "scale_sum": outcome.scale_sum})
                 on_layer(state.layer, outcome)
 
     with ThreadPoolExecutor(workers, "llmcomp-stream") as pool:
@@ -219,27 +218,27 @@ class _Writer:
             if layer.name in self.factors:
                 w = self.factors.apply(layer.name, np.asarray(w, np.float32), range(start, stop))
             stored = np.ascontiguousarray(_cast(w, float_type(layer, scheme), layer))
-            crc = self._write_rows(layer, "weight", start, stored.view(np.uint8).reshape(-1))
+            total = self._write_rows(layer, "weight", start, stored.view(np.uint8).reshape(-1))
         else:
             fmt = formats.get(scheme.format)
             result = self.quantize(layer, scheme, w, start)
             if not result.finite and self.non_finite(w)[0]:
                 raise self._non_finite_error(layer)
-            crc = self._write_rows(layer, "codes", start, result.codes)
+            total = self._write_rows(layer, "codes", start, result.codes)
             if result.zero_point is not None:
-                crc = self._write_rows(layer, "zero_point", start, result.zero_point, crc)
+                total = self._write_rows(layer, "zero_point", start, result.zero_point, total)
             self._sample_error(state, fmt, w, start, result)
             with self._lock:
                 state.scales[tile] = result.scale
         with self._lock:
-            state.crc[tile] = crc
+            state.sums[tile] = total
         return state, w.size
 
-    def _write_rows(self, layer: Layer, part: str, row: int, data: NDArray[np.uint8], crc: int = 0) -> int:
+    def _write_rows(self, layer: Layer, part: str, row: int, data: NDArray[np.uint8], before: int = 0) -> int:
         slot = self.layout.slots[layer.name, part]
         offset = slot.part.nbytes * row // flat_rows(layer)
         self._write(slot.offset + offset, data)
-        return zlib.crc32(data, crc)
+        return checksum(data, before)
 
     def _write(self, offset: int, data: NDArray[Any] | bytes) -> None:
         file = getattr(self._local, "file", None)
@@ -269,7 +268,7 @@ class _Writer:
     def finish(self, state: _Pending, tail: dict[str, NDArray[np.float32]]) -> Outcome:
         """Store the scales of a layer whose tiles are all written: f16 in place, f32 for the tail."""
         layer = state.layer
-        scale_type, scale_crc = "f16", 0
+        scale_type, scale_sum = "f16", 0
         if state.scales:
             fmt = formats.get(state.scheme.format)
             scale = np.concatenate([state.scales[t] for t in range(state.tiles)])
@@ -280,7 +279,7 @@ class _Writer:
                 if part.name not in stored:
                     continue
                 data = pack(np.asarray(stored[part.name]), part.element_type)
-                scale_crc = zlib.crc32(data, scale_crc)
+                scale_sum = checksum(data, scale_sum)
                 slot = self.layout.slots[layer.name, part.name]
                 if part == slot.part:
                     self._write(slot.offset, data)
@@ -288,7 +287,7 @@ class _Writer:
                     tail[layer.name] = scale
         error = state.squared_error / state.squares if state.squares else 0.0
         seconds = time.perf_counter() - state.started
-        return Outcome(layer.name, scale_type, error, seconds, [state.crc[t] for t in range(state.tiles)], scale_crc, state.rows_per_tile)
+        return Outcome(layer.name, scale_type, error, seconds, [state.sums[t] for t in range(state.tiles)], scale_sum, state.rows_per_tile)
 
     def _non_finite_error(self, layer: Layer) -> NonFiniteWeightError:
         count, first, rows = 0, None, tile_rows(layer.shape[-1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,6 +17,7 @@ from llmcomp.graph.ir import IR
 from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import flat_rows
 from llmcomp.writing import journal
+from llmcomp.writing.journal import checksum
 from llmcomp.writing.layout import Layout, Slot
 
 TOKENS = 8
@@ -65,19 +65,19 @@ def check_bytes(path: Path, journal_file: Path, layers: Sequence[Layer], layout:
             slots = layout.of(layer.name)
             parts = [slot for slot in slots if slot.part.role == "rows"]
             for i, start in enumerate(range(0, rows, step)):
-                crc = 0
+                total = 0
                 for slot in parts:
                     begin, end = (slot.part.nbytes * row // rows for row in (start, min(start + step, rows)))
                     end = slot.part.nbytes if start + step >= rows else end
-                    crc = zlib.crc32(_read(file, slot.offset + begin, end - begin), crc)
-                if crc != record["crc"][i]:
+                    total = checksum(_read(file, slot.offset + begin, end - begin), total)
+                if total != record["sums"][i]:
                     raise VerificationError(
                         layer.name, f"rows from {start} on are not the bytes that were computed", "Check the disk and repeat."
                     )
-            crc = 0
+            total = 0
             for slot in (tail[layer.name] if layer.name in tail and s.part.name == "scale" else s for s in slots if s.part.role != "rows"):
-                crc = zlib.crc32(_read(file, slot.offset, slot.part.nbytes), crc)
-            if crc != record["scale_crc"]:
+                total = checksum(_read(file, slot.offset, slot.part.nbytes), total)
+            if total != record["scale_sum"]:
                 raise VerificationError(layer.name, "its scales are not the bytes that were computed", "Check the disk and repeat.")
     if by_name:
         raise VerificationError(next(iter(by_name)), f"it and {len(by_name) - 1} more layers were never finished", "Please report this.")
