@@ -1,6 +1,6 @@
 """Speed of the compiled rules, beside this machine's copy speed and, with --peer, NNCF's own kernels; prints one line a format.
 
-    python scripts/bench_kernels.py [--tile 524288] [--width 2048] [--workers N] [--seconds 1.0] [--peer]
+    python scripts/bench_kernels.py [--tile 2097152] [--width 2048] [--workers N] [--seconds 1.0] [--peer]
 
 Workers quantize bf16 tiles of a matrix far larger than the caches, as an export does. A figure is the median of five runs;
 "of copy" is the time of copying the same bf16 bytes, with the same workers, over ours. Nothing else should run.
@@ -22,6 +22,8 @@ import numpy as np
 from llmcomp import formats, kernels
 
 ROUNDS = 5
+PEER = ("int8_asym", "int8_sym", "int4_asym", "int4_sym", "nf4", "fp4", "mxfp4", "mxfp8_e4m3", "fp8_e4m3")
+"""Formats for which NNCF has compiled kernels of one step."""
 MATRIX = 1 << 27
 """Weights of the matrix: 256 MiB of bf16, beyond any cache here."""
 
@@ -56,7 +58,7 @@ def peer_rate(w: np.ndarray, mode: str, group: int, seconds: float) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tile", type=int, default=1 << 19, help="weights of a tile")
+    parser.add_argument("--tile", type=int, default=1 << 21, help="weights of a tile")
     parser.add_argument("--width", type=int, default=2048, help="weights of a row")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, default=1.0, help="least length of a run")
@@ -78,11 +80,11 @@ def main() -> None:
         group = fmt.group_size
 
         def work(i: int, fmt: formats.Format = fmt, group: int = group) -> None:
-            kernels.quantize_rows(fmt, tiles[i], group)
+            kernels.quantize_rows(fmt, tiles[i], group, fmt.best_rule)
 
         ours = rate(work, len(tiles), weights, args.workers, args.seconds)
         line = f"{name:10} g {group:3}    {ours / 1e6:7.0f} M weights/s, {ours / copy:.2f} of copy"
-        if args.peer:
+        if args.peer and name in PEER:
             peer = peer_rate(w, name, group, args.seconds)
             line += f", peer {peer / 1e6:.0f}: {ours / peer:.1f} times"
         print(line, flush=True)
