@@ -64,8 +64,18 @@ class _Walk:
 
 
 def find_folds(graph: ModelGraph) -> tuple[Fold, ...]:
-    """All folds of a graph, in topological order of their sources."""
-    return tuple(_Finder(graph).folds())
+    """All folds of a graph, in topological order of their sources.
+
+    Of two that would change the same weight's columns, or the same vector, only the first: factors are chosen and applied once.
+    """
+    found: list[Fold] = []
+    taken: set[str | int] = set()
+    for fold in _Finder(graph).folds():
+        changed = {*fold.readers, *(vector.layer_id for vector in fold.vectors)}
+        if not changed & taken:
+            found.append(fold)
+            taken |= changed
+    return tuple(found)
 
 
 class _Finder:

@@ -208,3 +208,21 @@ def test_a_source_that_the_output_reads_as_well_is_left_alone(tmp_path: Path) ->
 def test_a_table_tied_to_the_head_is_left_alone(tmp_path: Path) -> None:
     # hand_graph multiplies by a norm in front of a head that shares the embedding's table.
     assert not [f for f in find_folds(hand_graph(tmp_path / "s")) if "model.embed_tokens" in f.readers]
+
+
+TWICE: dict[str, Callable[[Builder, Any], Any]] = {
+    "a bilinear gate": lambda b, y: ops.multiply(y, b.linear(b.embed(), "gate", INNER, HIDDEN)),
+    "a vector behind a layer": lambda b, y: ops.multiply(y, b.vector(INNER)),
+    "two vectors": lambda b, y: ops.multiply(ops.add(ops.multiply(ops.tanh(y), b.vector(INNER)), b.vector(INNER)), b.vector(INNER)),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_columns_that_two_sources_reach_are_folded_once(tmp_path: Path, name: str) -> None:
+    graph = mlp(tmp_path / "s", TWICE[name])
+    folds = find_folds(graph)
+    assert len([f for f in folds if "down" in f.readers]) == 1
+    factors = make_factors(graph, {i: np.linspace(0.5, 2, f.channels, dtype=np.float32) for i, f in enumerate(folds)}, folds)
+    ids = np.arange(12).reshape(2, 6)
+    plain, folded = (run(write_float(graph, tmp_path / n, f), ids) for n, f in (("a", None), ("b", factors)))
+    np.testing.assert_allclose(folded, plain, rtol=1e-4, atol=1e-4)
