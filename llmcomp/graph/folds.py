@@ -71,7 +71,7 @@ def find_folds(graph: ModelGraph) -> tuple[Fold, ...]:
     found: list[Fold] = []
     taken: set[str | int] = set()
     for fold in _Finder(graph).folds():
-        changed = {*fold.readers, *(vector.layer_id for vector in fold.vectors)}
+        changed: set[str | int] = {*fold.readers, *(vector.layer_id for vector in fold.vectors)}
         if not changed & taken:
             found.append(fold)
             taken |= changed
