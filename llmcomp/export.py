@@ -19,7 +19,7 @@ from llmcomp import formats, kernels, planning
 from llmcomp.algorithms import sensitivity
 from llmcomp.algorithms.search import search
 from llmcomp.checkpoint import Checkpoint
-from llmcomp.folding import fold
+from llmcomp.folding import choose_folds, fold
 from llmcomp.graph.factors import NO_FACTORS, Factors
 from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph, flat_rows
@@ -95,8 +95,9 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
         plan = _plan(graph, options, run)
         schemes = _schemes(plan)
         with run.stage("fold"):
-            factors, folded = fold(graph, plan, _workers())
-        layout = make_layout(graph, schemes, factors.constants)
+            folds = choose_folds(graph, plan)
+            factors, folded = fold(graph, plan, folds, _workers())
+        layout = make_layout(graph, schemes, folds)
         check_disk(options.output, layout.size)
         if tokenizer is not None:
             with run.stage("tokenizer"):
@@ -131,8 +132,9 @@ def dry_run(options: ExportOptions, progress: Progress | None = None) -> Forecas
     run = _Run(progress or Progress())
     check_output(options.output, options.model, options.overwrite)
     graph = _graph(_open(options), options, run)
-    schemes = _schemes(_plan(graph, options, run))
-    layout = make_layout(graph, schemes)
+    plan = _plan(graph, options, run)
+    schemes = _schemes(plan)
+    layout = make_layout(graph, schemes, choose_folds(graph, plan))
     check_disk(options.output, layout.size)
     return forecast(graph, schemes, layout, _quantizer(NO_FACTORS), _workers())
 

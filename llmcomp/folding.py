@@ -1,7 +1,7 @@
 """Folding, the stage between the plan and the layout: factors for every fold in front of a low-bit layer.
 
 comes in: a graph, a plan
-goes out: Factors
+goes out: the folds that the plan asks for, and Factors for them
 may import: algorithms, graph, planning
 read first: this file, then graph/folds.py
 """
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from llmcomp import planning
 from llmcomp.algorithms import equalize
-from llmcomp.graph.factors import NO_FACTORS, Factors, make_factors
-from llmcomp.graph.folds import find_folds
+from llmcomp.graph.factors import Factors, make_factors
+from llmcomp.graph.folds import Fold, find_folds
 from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph, flat_rows
 from llmcomp.planning import Plan
@@ -27,30 +27,35 @@ SAMPLED_ROWS, SAMPLED_RUN = 256, 32
 """Rows from which the magnitudes of a layer's columns are taken, and how many of them are read together."""
 
 
-def fold(graph: ModelGraph, plan: Plan, workers: int = 1) -> tuple[Factors, list[dict[str, Any]]]:
-    """The factors that `plan.folds` asks for, and a line for the report on each fold.
+def choose_folds(graph: ModelGraph, plan: Plan) -> tuple[Fold, ...]:
+    """The folds in front of low-bit layers, none if `plan.folds` says so; no weight is read.
 
     A fold that touches a float layer is left out: its weights could not take a factor without being rounded.
     """
     if plan.folds == "none":
-        return NO_FACTORS, []
-    schemes, layers = {entry.name: entry.scheme for entry in plan.layers}, {layer.name: layer for layer in graph.layers}
-    folds = find_folds(graph)
-    low_readers: dict[int, list[str]] = {}
-    for place, one in enumerate(folds):
+        return ()
+    schemes = {entry.name: entry.scheme for entry in plan.layers}
+
+    def helps(one: Fold) -> bool:
         involved = [*one.readers, *([one.writer] if one.writer else [])]
-        low = [name for name in one.readers if planning.is_low(schemes[name].format)]
-        if low and not any(schemes[name].is_float for name in involved):
-            low_readers[place] = low
-    names = [name for low in low_readers.values() for name in low]
+        return any(planning.is_low(schemes[name].format) for name in one.readers) and not any(schemes[name].is_float for name in involved)
+
+    return tuple(one for one in find_folds(graph) if helps(one))
+
+
+def fold(graph: ModelGraph, plan: Plan, folds: tuple[Fold, ...], workers: int = 1) -> tuple[Factors, list[dict[str, Any]]]:
+    """The factors of `folds`, and a line for the report on each."""
+    schemes, layers = {entry.name: entry.scheme for entry in plan.layers}, {layer.name: layer for layer in graph.layers}
+    low = [[name for name in one.readers if planning.is_low(schemes[name].format)] for one in folds]
+    names = [name for readers in low for name in readers]
     with ThreadPoolExecutor(workers, "llmcomp-fold") as pool:
         sums = dict(zip(names, pool.map(lambda name: equalize.magnitudes(_sampled_rows(graph, layers[name])), names), strict=True))
-    chosen: dict[int, NDArray[np.float32]] = {}
+    chosen: list[NDArray[np.float32]] = []
     told: list[dict[str, Any]] = []
-    for place, low in low_readers.items():
-        one = folds[place]
-        chosen[place] = equalize.channel_factors(one.channels, [(*sums[name], one.readers[name]) for name in low], one.free)
-        told.append({"from": one.writer or "norm", "into": list(one.readers), "channels": int(one.free.sum())})
+    for one, readers in zip(folds, low, strict=True):
+        chosen.append(equalize.channel_factors(one.channels, [(*sums[name], one.readers[name]) for name in readers], one.free))
+        source = one.writer or ("norm" if one.behind is None else "norm without a weight")
+        told.append({"from": source, "into": list(one.readers), "channels": int(one.free.sum())})
     return make_factors(graph, chosen, folds), told
 
 

@@ -12,7 +12,7 @@ from openvino import opset13 as ops
 from llmcomp import checkpoint as checkpoints
 from llmcomp import formats
 from llmcomp.export import plan_model
-from llmcomp.folding import fold
+from llmcomp.folding import choose_folds, fold
 from llmcomp.graph.model import ModelGraph
 from llmcomp.graph.skeleton import get_skeleton
 from llmcomp.options import ExportOptions
@@ -28,9 +28,16 @@ def dequantized_ir(folder: Path, source: Path, scratch: Path) -> Path:
     report = json.loads((folder / "report.json").read_text())
     schemes = {layer["tensor"]: layer for layer in report["layers"]}
     asked = {k: v for k, v in report["settings"].items() if k in COMPRESSION_FIELDS and v}
-    factors, _ = fold(graph, plan_model(ExportOptions(model=str(source), **asked)))
+    plan = plan_model(ExportOptions(model=str(source), **asked))
+    factors, _ = fold(graph, plan, choose_folds(graph, plan))
     model = ov.Core().read_model(skeleton.xml)
     constants = {graph.ir.name(number): values for number, values in factors.constants.items()}
+    for number, values in factors.inserted.items():
+        output = next(node for node in model.get_ops() if node.get_friendly_name() == graph.ir.name(number)).output(0)
+        targets = output.get_target_inputs()
+        product = ops.multiply(output, ops.constant(values))
+        for target in targets:
+            target.replace_source_output(product.output(0))
     for parameter in model.get_parameters():
         tensor = tensors.get(parameter.get_friendly_name())
         if tensor is None:

@@ -22,6 +22,8 @@ class Factors:
     """Layer name -> [out]: each column of the weight is multiplied by it then."""
     constants: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
     """Const layer of the skeleton -> its values divided by their factors."""
+    inserted: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
+    """Operation of the skeleton -> [channels]: its output is multiplied by it from now on."""
 
     def __contains__(self, name: str) -> bool:
         """Whether layer `name` has factors."""
@@ -37,18 +39,20 @@ class Factors:
 NO_FACTORS = Factors()
 
 
-def make_factors(graph: ModelGraph, chosen: Mapping[int, NDArray[np.float32]], folds: tuple[Fold, ...]) -> Factors:
-    """`chosen`: place in `folds` -> t [channels], by which readers' columns are multiplied and the source is divided."""
+def make_factors(graph: ModelGraph, chosen: Sequence[NDArray[np.float32]], folds: Sequence[Fold]) -> Factors:
+    """`chosen`: for each fold t [channels], by which its readers' columns are multiplied and its source is divided."""
     columns: dict[str, NDArray[np.float32]] = {}
     rows: dict[str, NDArray[np.float32]] = {}
     constants: dict[int, NDArray[np.float32]] = {}
-    for place, t in chosen.items():
-        fold = folds[place]
+    inserted: dict[int, NDArray[np.float32]] = {}
+    for fold, t in zip(folds, chosen, strict=True):
         if fold.writer is not None:
             rows[fold.writer] = np.float32(1) / t
+        if fold.behind is not None:
+            inserted[fold.behind] = np.float32(1) / t
         for vector in fold.vectors:
             stored = np.frombuffer(graph.constant_bytes(vector.layer_id), "<f4").reshape(vector.labels.shape)
             constants[vector.layer_id] = (stored / t[vector.labels]).astype(np.float32)
         for name, labels in fold.readers.items():
             columns[name] = t[labels]
-    return Factors(columns, rows, constants)
+    return Factors(columns, rows, constants, inserted)

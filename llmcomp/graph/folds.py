@@ -1,6 +1,7 @@
 """Where a factor for each channel can move from one weight into another without changing what the model computes.
 
-A *source* makes channels: the norm weight (with its bias) in front of some layers, or the rows (with their bias) of a layer. If everything
+A *source* makes channels: the norm weight (with its bias) in front of some layers, a normalization whose weight is gone (the exporter drops
+a product with ones), or the rows (with their bias) of a layer. If everything
 between the source and the layers that read it treats channels one by one and linearly, then dividing channel c at the source by t[c]
 and multiplying the readers' columns by t[c] changes nothing: norm into q/k/v and gate/up, v into o with grouped heads, up into down.
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -48,6 +50,8 @@ class Fold:
     """Norm weight and biases."""
     readers: dict[str, Labels]
     """Layer name -> the channel of each input."""
+    behind: int | None = None
+    """A normalization without a weight: the operation whose output is divided by the factors, in a Multiply that the graph does not have."""
 
 
 @dataclass
@@ -64,13 +68,14 @@ class _Walk:
 
 
 def find_folds(graph: ModelGraph) -> tuple[Fold, ...]:
-    """All folds of a graph, in topological order of their sources.
+    """All folds of a graph, in topological order of their sources; those that need a Multiply of their own come last.
 
     Of two that would change the same weight's columns, or the same vector, only the first: factors are chosen and applied once.
     """
     found: list[Fold] = []
     taken: set[str | int] = set()
-    for fold in _Finder(graph).folds():
+    finder = _Finder(graph)
+    for fold in chain(finder.folds(), finder.bare_norms()):
         changed: set[str | int] = {*fold.readers, *(vector.layer_id for vector in fold.vectors)}
         if not changed & taken:
             found.append(fold)
@@ -98,6 +103,23 @@ class _Finder:
                 if vector is not None:
                     yield from self._from(number, vector.labels.size, None, (vector,))
 
+    def bare_norms(self) -> Iterator[Fold]:
+        """Normalizations taken as sources themselves."""
+        for number in self.ir.layers:
+            if self._normalizes(number) and self.ir.output_type(number) == "FP32":
+                yield from self._from(number, self._static(number)[-1], None, (), behind=number)
+
+    def _normalizes(self, number: int) -> bool:
+        """A LayerNorm's core, or an RMSNorm's: a tensor times one computed number for each token."""
+        if self.ir.kind(number) != "Multiply":
+            return self.ir.kind(number) == "MVN"
+        widths = [1]
+        for source, _ in self.ir.inputs[number].values():
+            if self.ir.kind(source) == "Const":
+                return False
+            widths.append((self._static(source) or (1,))[-1])
+        return min(widths[1:]) == 1 and max(widths) > 1
+
     def _vector(self, number: int) -> Vector | None:
         """The norm weight that a Multiply applies, if it does."""
         shape = self._static(number)
@@ -115,7 +137,9 @@ class _Finder:
             and len(self.ir.readers(source)) == 1
         )
 
-    def _from(self, number: int, channels: int, writer: str | None, vectors: tuple[Vector, ...]) -> Iterator[Fold]:
+    def _from(
+        self, number: int, channels: int, writer: str | None, vectors: tuple[Vector, ...], behind: int | None = None
+    ) -> Iterator[Fold]:
         shape = self._static(number)
         if not shape or shape[-1] != channels or prod(shape) != channels:
             return
@@ -132,7 +156,7 @@ class _Finder:
         for labels in walk.readers.values():
             used[labels] = True
         if (free & used).any():
-            yield Fold(channels, free & used, writer, tuple(walk.vectors), walk.readers)
+            yield Fold(channels, free & used, writer, tuple(walk.vectors), walk.readers, behind)
 
     def _follow(self, walk: _Walk, output: tuple[int, int | None], labels: Labels) -> None:
         """Carry the channels of one tensor on to everything that reads it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ def write_ir(
     ir = IR.read(graph.skeleton.xml)
     for number, (offset, _) in layout.constants.items():
         ir.layers[number].find("data").set("offset", str(offset))  # type: ignore[union-attr]
+    for number, place in layout.inserted.items():
+        _multiply_output(ir, number, place)
     for layer in graph.layers:
         _replace(ir, graph, layer, schemes[layer.name], layout, tail.get(layer.name))
     _write_rt_info(ir.root, rt_info)
@@ -54,6 +57,18 @@ def _replace(ir: IR, graph: ModelGraph, layer: Layer, scheme: Scheme, layout: La
         for reader, _ in ir.readers(output.layer):
             _mark_transposed(ir, reader, layer)
     ir.remove(number)
+
+
+def _multiply_output(ir: IR, number: int, place: tuple[int, int]) -> None:
+    """Whatever reads the only output of an operation reads its product with a constant [..., channels] from now on."""
+    readers, order = ir.readers(number), list(ir.layers)
+    first = min((reader for reader, _ in readers), key=order.index)
+    x = _Output(number, ir.inputs[first][next(port for reader, port in readers if reader == first)][1], "f32", ir.output_shape(number))
+    shape = (1,) * (len(x.shape) - 1) + (x.shape[-1],)
+    factors = _add_constant(ir, first, f"{ir.name(number)}/factors", "f32", shape, *place)
+    product = _add(ir, first, "Multiply", "opset1", f"{ir.name(number)}/folded", {"auto_broadcast": "numpy"}, [x, factors], "f32", x.shape)
+    for target in readers:
+        ir.connect((product.layer, product.port), target)
 
 
 def _mark_transposed(ir: IR, reader: int, layer: Layer) -> None:
@@ -83,7 +98,8 @@ class _Chain:
     """Builds the layers of one decompression chain in front of the layer that it replaces."""
 
     def __init__(self, ir: IR, before: int, name: str, layer: Layer, layout: Layout, tail: Slot | None) -> None:
-        self.ir, self.before, self.name, self.layer, self.layout, self.tail = ir, before, name, layer, layout, tail
+        self.name, self.layer, self.layout, self.tail = name, layer, layout, tail
+        self._insert, self._constant = partial(_add, ir, before), partial(_add_constant, ir, before)
 
     def build(self, node: Node, root: bool = True) -> _Output:
         inputs = [self.build(i, root=False) for i in node.inputs]
@@ -116,35 +132,38 @@ class _Chain:
             )
         raise ValueError(f"no IR layer for {node.op!r}")
 
-    def _constant(self, name: str, element_type: str, shape: tuple[int, ...], offset: int, nbytes: int) -> _Output:
-        data = {"element_type": element_type, "shape": ", ".join(map(str, shape)), "offset": str(offset), "size": str(nbytes)}
-        return self._insert("Const", "opset1", name, data, [], element_type, shape)
 
-    def _insert(
-        self,
-        kind: str,
-        version: str,
-        name: str,
-        data: dict[str, str],
-        inputs: list[_Output],
-        element_type: str,
-        shape: tuple[int, ...],
-        decompression: bool = False,
-    ) -> _Output:
-        number = self.ir.new_id()
-        element = ET.Element("layer", {"id": str(number), "name": name, "type": kind, "version": version})
-        ET.SubElement(element, "data", data)
-        if decompression:
-            rt_info = ET.SubElement(element, "rt_info")
-            ET.SubElement(rt_info, "attribute", {"name": "decompression", "version": "0"})
-        if inputs:
-            ports = ET.SubElement(element, "input")
-            for i, source in enumerate(inputs):
-                _port(ports, i, source.element_type, source.shape)
-        # As the runtime numbers them: inputs from 0, the output after them.
-        _port(ET.SubElement(element, "output"), len(inputs), element_type, shape)
-        self.ir.add(element, self.before, {i: (source.layer, source.port) for i, source in enumerate(inputs)})
-        return _Output(number, len(inputs), element_type, shape)
+def _add_constant(ir: IR, before: int, name: str, element_type: str, shape: tuple[int, ...], offset: int, nbytes: int) -> _Output:
+    data = {"element_type": element_type, "shape": ", ".join(map(str, shape)), "offset": str(offset), "size": str(nbytes)}
+    return _add(ir, before, "Const", "opset1", name, data, [], element_type, shape)
+
+
+def _add(
+    ir: IR,
+    before: int,
+    kind: str,
+    version: str,
+    name: str,
+    data: dict[str, str],
+    inputs: list[_Output],
+    element_type: str,
+    shape: tuple[int, ...],
+    decompression: bool = False,
+) -> _Output:
+    number = ir.new_id()
+    element = ET.Element("layer", {"id": str(number), "name": name, "type": kind, "version": version})
+    ET.SubElement(element, "data", data)
+    if decompression:
+        rt_info = ET.SubElement(element, "rt_info")
+        ET.SubElement(rt_info, "attribute", {"name": "decompression", "version": "0"})
+    if inputs:
+        ports = ET.SubElement(element, "input")
+        for i, source in enumerate(inputs):
+            _port(ports, i, source.element_type, source.shape)
+    # As the runtime numbers them: inputs from 0, the output after them.
+    _port(ET.SubElement(element, "output"), len(inputs), element_type, shape)
+    ir.add(element, before, {i: (source.layer, source.port) for i, source in enumerate(inputs)})
+    return _Output(number, len(inputs), element_type, shape)
 
 
 def _port(parent: ET.Element, number: int, element_type: str, shape: tuple[int, ...]) -> None:

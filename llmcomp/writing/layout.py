@@ -1,6 +1,6 @@
 """Where each byte of the .bin will be, known from the plan alone.
 
-    [layer parts, each at a multiple of 64] [constants of the skeleton] [integers of the chains] [tail: scales that need f32]
+    [layer parts, each at a multiple of 64] [constants of the skeleton] [factors of folds] [integers of the chains] [tail: scales that need f32]
 
 Only the tail depends on the weights; its place is fixed and it is written last, in plan order, so the same input gives the same bytes.
 """
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmcomp.formats import Node, Part
+from llmcomp.graph.folds import Fold
 from llmcomp.graph.model import ModelGraph
 from llmcomp.planning import Scheme, layer_chain, layer_parts
 
@@ -41,6 +42,8 @@ class Layout:
     """(layer name, part name) -> place; f16 scales are here even if a layer's move to the tail."""
     constants: Mapping[int, tuple[int, int]]
     """Const layer of the skeleton -> (offset, bytes)."""
+    inserted: Mapping[int, tuple[int, int]]
+    """Operation of the skeleton behind which folds put a Multiply -> (offset, bytes) of its f32 constant."""
     integers: Mapping[tuple[int, ...], int]
     """Reshape targets and Gather axes -> offset of their i64 values."""
     size: int
@@ -51,11 +54,12 @@ class Layout:
         return [slot for (name, _), slot in self.slots.items() if name == layer]
 
 
-def make_layout(graph: ModelGraph, schemes: Mapping[str, Scheme], changed: Collection[int] = ()) -> Layout:
+def make_layout(graph: ModelGraph, schemes: Mapping[str, Scheme], folds: Collection[Fold] = ()) -> Layout:
     """The place of every constant of the output.
 
-    `schemes` has an entry for every layer of `graph`. `changed` constants of the skeleton get other values, so they share no place.
+    `schemes` has an entry for every layer of `graph`. Constants that `folds` change get other values, so they share no place.
     """
+    changed = {vector.layer_id for fold in folds for vector in fold.vectors}
     position = 0
 
     def take(nbytes: int) -> int:
@@ -82,12 +86,13 @@ def make_layout(graph: ModelGraph, schemes: Mapping[str, Scheme], changed: Colle
         if key not in seen:
             seen[key] = (take(int(data["size"])), int(data["size"]))
         constants[number] = seen[key]
+    inserted = {fold.behind: (take(4 * fold.channels), 4 * fold.channels) for fold in folds if fold.behind is not None}
     integers: dict[tuple[int, ...], int] = {}
     for layer in graph.layers:
         for values in chain_integers(layer_chain(layer, schemes[layer.name])):
             if values not in integers:
                 integers[values] = take(8 * len(values))
-    return Layout(slots, constants, integers, -(-position // ALIGN) * ALIGN)
+    return Layout(slots, constants, inserted, integers, -(-position // ALIGN) * ALIGN)
 
 
 def chain_integers(node: Node) -> list[tuple[int, ...]]:

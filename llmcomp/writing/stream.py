@@ -350,6 +350,9 @@ def _write_constants(path: Path, graph: ModelGraph, layout: Layout, factors: Fac
             file.seek(offset)
             changed = factors.constants.get(number)
             file.write(graph.constant_bytes(number) if changed is None else changed.astype("<f4").tobytes())
+        for number, (offset, _) in layout.inserted.items():
+            file.seek(offset)
+            file.write(factors.inserted[number].astype("<f4").tobytes())
         for values, offset in layout.integers.items():
             file.seek(offset)
             file.write(integer_bytes(values))

@@ -12,8 +12,8 @@ import openvino as ov
 import pytest
 from openvino import opset13 as ops
 
-from llmcomp.graph.factors import make_factors
-from llmcomp.graph.folds import find_folds
+from llmcomp.graph.factors import NO_FACTORS, Factors, make_factors
+from llmcomp.graph.folds import Fold, find_folds
 from llmcomp.graph.model import ModelGraph
 from llmcomp.graph.skeleton import Skeleton
 from llmcomp.planning import Scheme
@@ -137,24 +137,29 @@ def test_logits_change_by_float_rounding_only(tmp_path: Path, bias: bool, fused:
     graph = decoder(tmp_path / "s", bias, fused)
     folds = find_folds(graph)
     rng = np.random.default_rng(3)
-    chosen = {i: np.where(f.free, np.exp(rng.normal(size=f.channels)), 1).astype(np.float32) for i, f in enumerate(folds)}
-    factors = make_factors(graph, chosen, folds)
-    ids = np.arange(12).reshape(2, 6)
-    plain, folded = (run(write_float(graph, tmp_path / n, f), ids) for n, f in (("a", None), ("b", factors)))
+    chosen = [np.where(f.free, np.exp(rng.normal(size=f.channels)), 1).astype(np.float32) for f in folds]
+    plain, folded = both(graph, tmp_path, folds, chosen)
     assert not np.array_equal(plain, folded)
     # f32 sums of at most 80 terms, factors of up to e^3 apart.
     np.testing.assert_allclose(folded, plain, rtol=1e-4, atol=1e-4)
 
 
-def write_float(graph: ModelGraph, folder: Path, factors: Any) -> Path:
+def both(graph: ModelGraph, folder: Path, folds: tuple[Fold, ...], chosen: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Logits without and with the folds."""
+    ids = np.arange(12).reshape(2, 6)
+    factors = make_factors(graph, chosen, folds)
+    plain, folded = write_float(graph, folder / "a", NO_FACTORS, ()), write_float(graph, folder / "b", factors, folds)
+    return run(plain, ids), run(folded, ids)
+
+
+def write_float(graph: ModelGraph, folder: Path, factors: Factors, folds: tuple[Fold, ...]) -> Path:
     """The model with every weight in fp32, with the factors in it."""
     folder.mkdir()
     schemes = {layer.name: Scheme("fp32", -1) for layer in graph.layers}
-    layout = make_layout(graph, schemes, factors.constants if factors else ())
+    layout = make_layout(graph, schemes, folds)
     xml = folder / "openvino_model.xml"
-    arguments: dict[str, Any] = {"factors": factors} if factors else {}
     with Journal(folder / "journal.jsonl") as journal:
-        _, tail = stream(graph, schemes, layout, xml.with_suffix(".bin"), _never, count_non_finite, journal, 1, **arguments)
+        _, tail = stream(graph, schemes, layout, xml.with_suffix(".bin"), _never, count_non_finite, journal, 1, factors)
     write_ir(graph, schemes, layout, tail, xml, {})
     return xml
 
@@ -222,7 +227,55 @@ def test_columns_that_two_sources_reach_are_folded_once(tmp_path: Path, name: st
     graph = mlp(tmp_path / "s", TWICE[name])
     folds = find_folds(graph)
     assert len([f for f in folds if "down" in f.readers]) == 1
-    factors = make_factors(graph, {i: np.linspace(0.5, 2, f.channels, dtype=np.float32) for i, f in enumerate(folds)}, folds)
-    ids = np.arange(12).reshape(2, 6)
-    plain, folded = (run(write_float(graph, tmp_path / n, f), ids) for n, f in (("a", None), ("b", factors)))
+    plain, folded = both(graph, tmp_path, folds, [np.linspace(0.5, 2, f.channels, dtype=np.float32) for f in folds])
     np.testing.assert_allclose(folded, plain, rtol=1e-4, atol=1e-4)
+
+
+def rms(x: Any) -> Any:
+    """An RMSNorm whose weight is one everywhere, as the exporter leaves it."""
+    mean = ops.reduce_mean(ops.power(x, ops.constant(2.0, np.float32)), ops.constant([-1]), True)
+    return ops.multiply(x, ops.divide(ops.constant(1.0, np.float32), ops.sqrt(ops.add(mean, ops.constant(1e-5, np.float32)))))
+
+
+def layer_norm(x: Any) -> Any:
+    return ops.mvn(x, ops.constant([-1]), True, 1e-5, "inside_sqrt")
+
+
+BARE: dict[str, Callable[[Builder, Any], Any]] = {
+    "rms": lambda b, x: rms(x),
+    "layer norm": lambda b, x: layer_norm(x),
+    "layer norm with a bias": lambda b, x: ops.add(layer_norm(x), b.vector(HIDDEN)),
+}
+
+
+def bare(folder: Path, norm: Callable[[Builder, Any], Any], also: Callable[[Any], Any] = ops.abs) -> ModelGraph:
+    """x + mix(norm(x)) and a head; `also` of x goes into the sum."""
+    b = Builder()
+    x = b.embed()
+    y = b.linear(norm(b, x), "mix", HIDDEN, HIDDEN)
+    return b.graph(b.linear(ops.add(also(x), ops.tanh(y)), "head", VOCABULARY, HIDDEN), folder)
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_a_norm_whose_weight_is_gone_gets_a_multiply(tmp_path: Path, name: str) -> None:
+    graph = bare(tmp_path / "s", BARE[name])
+    folds = find_folds(graph)
+    assert [(f.behind is not None, list(f.readers)) for f in folds] == [(True, ["mix"])]
+    plain, folded = both(graph, tmp_path, folds, [np.linspace(0.5, 2, HIDDEN, dtype=np.float32)])
+    assert not np.array_equal(plain, folded)
+    np.testing.assert_allclose(folded, plain, rtol=1e-4, atol=1e-4)
+    written = ov.Core().read_model(tmp_path / "b" / "openvino_model.xml")
+    count = len([node for node in written.get_ops() if node.get_friendly_name().endswith("/folded")])
+    assert count == 1
+
+
+def test_a_norm_with_a_weight_gets_no_second_one(tmp_path: Path) -> None:
+    graph = bare(tmp_path / "s", lambda b, x: ops.multiply(b.vector(HIDDEN), rms(x)))
+    assert [f.behind for f in find_folds(graph)] == [None]
+
+
+def test_a_bare_norm_that_something_else_reads_is_left_alone(tmp_path: Path) -> None:
+    b = Builder()
+    y = rms(b.embed())
+    graph = b.graph(b.linear(ops.add(y, ops.tanh(b.linear(y, "mix", HIDDEN, HIDDEN))), "head", VOCABULARY, HIDDEN), tmp_path / "s")
+    assert not [f for f in find_folds(graph) if f.readers.keys() & {"mix"}]
