@@ -1,0 +1,13 @@
+"""Calibration data: text or chats as token rows.
+
+comes in: what --dataset says and the tokenizer of the source, or an int4 model that writes the text itself
+goes out: Samples, rows of token ids without padding
+may import: graph, kernels, options, checkpoint, errors, imports
+read first: load.py
+"""
+
+from llmcomp.calibration.load import load_samples, samples_of
+from llmcomp.calibration.samples import Samples
+from llmcomp.calibration.self_text import Starts, self_text, starts_of
+
+__all__ = ["Samples", "Starts", "load_samples", "samples_of", "self_text", "starts_of"]
