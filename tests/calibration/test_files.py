@@ -77,7 +77,7 @@ def test_a_byte_that_is_not_utf8_is_named(tmp_path: Path, before: int) -> None:
 
 def test_documents_follow_each_other_with_a_blank_line(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "t.jsonl", {"text": "the rain\n"}, {"text": " \n"}, {"text": None}, {"n": 1, "text": "\n  on the land"})
-    assert rows(load(tmp_path, path, 4, 8)) == windows(ids(tmp_path, "the rain\n\n  on the land"), 3, 8)
+    assert rows(load(tmp_path, path, 4, 8)) == windows(ids(tmp_path, "the rain\n\n  on the land"), 2, 8)
     assert rows(load(tmp_path, ["the rain", "", "on the land"], 2, 8)) == windows(ids(tmp_path, "the rain\n\non the land"), 2, 8)
     assert load(tmp_path, ["the rain"] * 9, 2, 8).taken == "the first disjoint windows of 9 given texts"
 
@@ -124,7 +124,7 @@ def test_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "BATCH", 2)
     texts = ["the rain", None, "on", " ", "the land"]
     path = table(tmp_path / "t.parquet", n=[1, 2, 3, 4, 5], text=texts)
-    assert rows(load(tmp_path, path, 9, 8)) == windows(ids(tmp_path, "the rain\n\non\n\nthe land"), 3, 8)
+    assert rows(load(tmp_path, path, 9, 8)) == windows(ids(tmp_path, "the rain\n\non\n\nthe land"), 2, 8)
     assert rows(load(tmp_path, table(tmp_path / "b.parquet", body=["on"]), dataset_column="body")) == [ids(tmp_path, "on")]
     refused("t.parquet: no column 'm' among n, text", tmp_path, path, dataset_column="m")
     refused("t.parquet, row 1: column 'n' is neither", tmp_path, path, dataset_column="n")

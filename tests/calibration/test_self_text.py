@@ -19,7 +19,7 @@ NONE = np.zeros(0, np.int64)
 
 
 def inputs() -> dict[str, ov.Node]:
-    kinds = {"input_ids": "i64", "attention_mask": "i64", "position_ids": "i64", "beam_idx": "i32"}
+    kinds = {"input_ids": ov.Type.i64, "attention_mask": ov.Type.i64, "position_ids": ov.Type.i64, "beam_idx": ov.Type.i32}
     nodes = {}
     for name, kind in kinds.items():
         nodes[name] = ops.parameter([-1] if name == "beam_idx" else [-1, -1], kind, name=name)
@@ -34,26 +34,29 @@ def save(folder: Path, nodes: dict[str, ov.Node], logits: ov.Node, store: list[o
     return folder
 
 
-def counter(rows_of: ov.Node) -> tuple[ov.Node, ov.Node]:
+def real(node: ov.Node) -> ov.Node:
+    return ops.convert(node, "f32")
+
+
+def counter(ids: ov.Node) -> tuple[ov.Node, ov.Node]:
     """How often the model was called since the last reset, [rows, 1], and the node that stores it."""
     info = VariableInfo()
-    info.data_shape, info.data_type, info.variable_id = ov.PartialShape([-1, 1]), ov.Type.i64, "calls"
+    info.data_shape, info.data_type, info.variable_id = ov.PartialShape([-1, -1]), ov.Type.f32, "calls"
     variable = Variable(info)
-    zeros = ops.multiply(rows_of, ops.constant(np.int64(0)))
-    calls = ops.read_value(zeros, variable)
-    return calls, ops.assign(ops.add(calls, ops.constant(np.int64(1))), variable)
+    calls = ops.read_value(ops.multiply(real(ids), ops.constant(np.float32(0))), variable)
+    return calls, ops.assign(ops.add(calls, ops.constant(np.float32(1))), variable)
 
 
 def clockwork(folder: Path, infinite: bool = False) -> Path:
     """The next token is certain: id + 3 * position + 5 * length of the mask + 7 * calls + 11 * beam, by remainder."""
     nodes = inputs()
     calls, store = counter(nodes["input_ids"])
-    beam = ops.unsqueeze(ops.convert(nodes["beam_idx"], "i64"), ops.constant(1))
-    length = ops.reduce_sum(nodes["attention_mask"], ops.constant([1]), keep_dims=True)
-    total = nodes["input_ids"]
-    for factor, term in ((3, nodes["position_ids"]), (5, length), (7, calls), (11, beam)):
-        total = ops.add(total, ops.multiply(term, ops.constant(np.int64(factor))))
-    token = ops.mod(total, ops.constant(np.int64(VOCABULARY)))
+    beam = ops.unsqueeze(real(nodes["beam_idx"]), ops.constant(1))
+    length = ops.reduce_sum(real(nodes["attention_mask"]), ops.constant([1]), keep_dims=True)
+    total = real(nodes["input_ids"])
+    for factor, term in ((3, real(nodes["position_ids"])), (5, length), (7, calls), (11, beam)):
+        total = ops.add(total, ops.multiply(term, ops.constant(np.float32(factor))))
+    token = ops.convert(ops.floor_mod(total, ops.constant(np.float32(VOCABULARY))), "i32")
     on, off = ops.constant(np.float32(np.inf if infinite else 1000)), ops.constant(np.float32(-np.inf))
     return save(folder, nodes, ops.one_hot(token, ops.constant(VOCABULARY), on, off, -1), [store])
 
@@ -66,7 +69,7 @@ def dice(folder: Path, state: bool = True) -> Path:
     if not state:
         return save(folder, {"input_ids": nodes["input_ids"]}, logits, [])
     calls, store = counter(nodes["input_ids"])
-    nothing = ops.multiply(ops.convert(ops.unsqueeze(calls, ops.constant(2)), "f32"), ops.constant(np.float32(0)))
+    nothing = ops.multiply(ops.unsqueeze(calls, ops.constant(2)), ops.constant(np.float32(0)))
     return save(folder, nodes, ops.add(logits, nothing), [store])
 
 
