@@ -115,6 +115,7 @@ def test_optimum_means_the_same_by_them() -> None:
     assert hub.KNOWN["c4"].repo == utils.PREDEFINED_LANGUAGE_DATASETS["c4"]["id"]
 
 
+@pytest.mark.filterwarnings("ignore:The Pandas builder")
 def test_pickles_are_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Trap:
         def __reduce__(self) -> Any:
