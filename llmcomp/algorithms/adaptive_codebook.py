@@ -22,6 +22,9 @@ from llmcomp.formats.codebook import CB4, make_codebook
 BINS = 4096
 """Cells of the histogram."""
 ROUNDS = 3
+STARTS = ("search", "signed")
+"""What the first scales come from. signed: every group's largest magnitude lands on the positive end, so that all groups agree on which end
+is the longer; from searched scales a table stays nearly symmetric (normal weights: 12 % less error from signed, 8 % from searched ones)."""
 MOST = 32
 """Levels up to which an evenly spaced table is exact in f8e4m3."""
 
@@ -66,15 +69,16 @@ def adaptive_codebook(
     errors = {name: _error(pool, levels) for name, levels in rivals.items()}
     best = min(errors, key=lambda name: errors[name])
     levels, error = rivals[best], errors[best]
-    current = levels
-    for _ in range(rounds):
-        sums = Sums(*_histogram(pool, current))
-        found = sums.stored(sums.settled(sums.split(count)))
-        if found is None or found == current:
-            break
-        current, now = found, _error(pool, found)
-        if now < error:
-            levels, error = current, now
+    for rule in STARTS:
+        current = rivals[best]
+        for k in range(rounds):
+            sums = Sums(*_histogram(pool, current, "search" if k else rule))
+            found = sums.stored(sums.settled(sums.split(count)))
+            if found is None or found == current:
+                break
+            current, now = found, _error(pool, found)
+            if now < error:
+                levels, error = current, now
     return Table(levels, error, errors)
 
 
@@ -96,14 +100,15 @@ def _error(pool: Sequence[_Tensor], levels: Sequence[float]) -> float:
     return total
 
 
-def _histogram(pool: Sequence[_Tensor], levels: Sequence[float]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(mass [BINS], mean of each cell [BINS]) of the weights over the scales that `search` finds for `levels`."""
+def _histogram(pool: Sequence[_Tensor], levels: Sequence[float], rule: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(mass [BINS], mean of each cell [BINS]) of the weights over the scales that `search` or a rule finds for `levels`."""
     fmt: Format = make_codebook(levels)
     mass, moment = np.zeros(BINS), np.zeros(BINS)
     # Refitted scales may leave a group's largest weight somewhat outside of the table.
     end = 2 * max(map(abs, levels))
     for tensor in pool:
-        scale = search(NUMPY, fmt, tensor.w, tensor.importance)["scale"]
+        found = search(NUMPY, fmt, tensor.w, tensor.importance) if rule == "search" else fmt.ranges(NUMPY, tensor.w, rule)
+        scale = found["scale"]
         x = np.clip(NUMPY.divide(tensor.w, scale), -end, end).reshape(-1)
         weight = (tensor.weight(fmt.search_power) * np.square(scale)).reshape(-1)
         cell = np.minimum(((x + end) * (BINS / (2 * end))).astype(np.intp), BINS - 1)
