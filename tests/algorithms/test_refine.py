@@ -51,7 +51,7 @@ def test_every_sweep_lowers_the_damped_loss_of_every_row(name: str) -> None:
         now = cost(w, back(fmt, found), damped)
         assert (now <= least * (1 + 1e-5)).all()
         least = now
-    assert found.loss.sum() < 0.99 * first
+    assert found.loss.sum() < 0.997 * first
 
 
 @pytest.mark.parametrize("name", NAMES)
