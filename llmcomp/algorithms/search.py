@@ -23,7 +23,18 @@ def search(xp: Namespace, fmt: Format, w: Any, importance: Any = None) -> Mappin
     weight = xp.abs(w)
     for _ in range(1, fmt.search_power):
         weight = xp.multiply(weight, xp.abs(w))
-    weight = weight if importance is None else xp.multiply(weight, importance)
+    return _least(xp, fmt, w, weight if importance is None else xp.multiply(weight, importance))
+
+
+def search_even(xp: Namespace, fmt: Format, w: Any, importance: Any) -> Mapping[str, Any]:
+    """The same without the weight's own magnitude: for scales that second-order rounding starts from, whose loss counts errors evenly.
+
+    `importance` [1, groups, size] is the inputs' second moment.
+    """
+    return _least(xp, fmt, w, importance)
+
+
+def _least(xp: Namespace, fmt: Format, w: Any, weight: Any) -> Mapping[str, Any]:
     best: dict[str, Any] | None = None
     least: Any = None
     for ranges in fmt.candidates(xp, w, weight):
