@@ -114,7 +114,7 @@ def test_the_even_search_has_less_error_where_magnitudes_do_not_count(name: str)
         back = fmt.decode(NUMPY, fmt.encode(NUMPY, grouped, **ranges), **ranges)
         errors.append(float((np.square(grouped - back) * importance).sum(dtype=np.float64)))
     # Refits depend on the weighting, so a single group may be luckier with another.
-    assert errors[0] < errors[1] or (name.startswith(("mx", "int8")) and errors[0] < 1.02 * errors[1])
+    assert errors[0] < errors[1] or ((fmt.bits == 8 or name.startswith("mx")) and errors[0] < 1.02 * errors[1])
     tile = kernels.quantize_rows(fmt, w, fmt.group_size, search_even, kernels.Given(importance=importance.reshape(-1)))
     assert (tile.scale.reshape(-1) != ranges_of(fmt, grouped, importance)).mean() < 0.05
 
