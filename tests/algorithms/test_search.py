@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llmcomp import formats, kernels
-from llmcomp.algorithms.search import search, scale_estimation
+from llmcomp.algorithms.search import scale_estimation, search
 from llmcomp.formats import NUMPY, CompressedWeight
 from tests.reference.search import least_error
 
