@@ -2,7 +2,7 @@
 
 comes in: a graph, a plan, its folds, token rows
 goes out: Factors for all folds, and each calibrated layer compressed, handed on as soon as it is ready
-may import: algorithms, calibration, formats, graph, kernels, planning
+may import: algorithms, calibration, formats, graph, planning, solving
 read first: this file, then calibration/runner.py
 """
 

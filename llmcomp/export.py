@@ -5,9 +5,10 @@ Everything that can be known without reading a weight is checked before one is r
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -15,14 +16,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from llmcomp import checkpoint as checkpoints
 from llmcomp import formats, kernels, planning
 from llmcomp.algorithms import sensitivity
 from llmcomp.algorithms.search import search
 from llmcomp.calibrating import calibrate, inner_folds
+from llmcomp.calibration import Samples, samples_of, self_text, starts_of
+from llmcomp.calibration.load import AUTO, row_length
 from llmcomp.checkpoint import Checkpoint
 from llmcomp.folding import choose_folds, fold
 from llmcomp.graph.factors import NO_FACTORS, Factors
@@ -92,6 +92,7 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
         check_output(options.output, options.model, options.overwrite)
         checkpoint = _open(options)
         check_disk(options.output, least_bytes(checkpoint, options))
+        samples = samples_of(options, checkpoint) if options.dataset not in (None, AUTO) else None
     with bundle(options.output, options.overwrite) as folder, ExitStack() as stack:
         tokenizer = None
         if not options.no_tokenizer:
@@ -101,7 +102,6 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
         graph = _graph(checkpoint, options, run)
         plan = _plan(graph, options, run)
         sections, plan = _sections(graph, plan, run)
-        samples: Sequence[NDArray[np.int64]] = ()
         schemes, folds = _schemes(plan), choose_folds(graph, plan)
         folds = folds if sections is None else inner_folds(folds, sections)
         layout = make_layout(graph, schemes, folds)
@@ -109,6 +109,13 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
         if tokenizer is not None:
             with run.stage("tokenizer"):
                 tokenizer.finish()
+        if sections is not None and samples is None:
+            with run.stage("own text"):
+                samples = _own_text(checkpoint, options, folder)
+        if sections is not None and samples is not None:
+            run.progress.note(f"calibration data: {samples}")
+            for text in samples.warnings:
+                run.warn(text)
         done = _compress(graph, plan, layout, folds, sections, samples, folder, run)
         xml = folder / "openvino_model.xml"
         with run.stage("write"):
@@ -224,13 +231,25 @@ def _sections(graph: ModelGraph, plan: Plan, run: _Run) -> tuple[Sections | None
     return sections, plan
 
 
+def _own_text(checkpoint: Checkpoint, options: ExportOptions, folder: Path) -> Samples:
+    """Text that the model's own data-free int4 result writes; `folder` has the tokenizer, and room for that model while it writes."""
+    with TemporaryDirectory(prefix=".own-text-", dir=folder) as scratch:
+        same = options.model_dump(include={"model", "task", "revision", "cache_dir", "trust_remote_code"})
+        plain = Path(scratch) / "int4"
+        export(ExportOptions(**same, token=options.token, output=plain, no_tokenizer=True, verify="none"))
+        stored = checkpoint.folder / "generation_config.json" if checkpoint.folder is not None else None
+        generation = json.loads(stored.read_text(encoding="utf8")) if stored is not None and stored.is_file() else None
+        starts = starts_of(checkpoint.config, generation, None if options.no_tokenizer else folder)
+        return self_text(plain, starts, options.num_samples, row_length(options, checkpoint.config), options.seed)
+
+
 def _compress(
     graph: ModelGraph,
     plan: Plan,
     layout: Layout,
     folds: tuple[Fold, ...],
     sections: Sections | None,
-    samples: Sequence[NDArray[np.int64]],
+    samples: Samples | None,
     folder: Path,
     run: _Run,
 ) -> Compressed:
@@ -248,12 +267,12 @@ def _compress(
             Journal(folder / JOURNAL) as journal,
             BinWriter(graph, schemes, layout, path, kernels.non_finite, journal, _workers(), tell, run.progress.advance) as writer,
         ):
-            if sections is None:
+            if sections is None or samples is None:
                 with run.stage("fold"):
                     factors, folded = fold(graph, plan, folds, _workers())
             else:
                 with run.stage("calibrate"), TemporaryDirectory(prefix=".calibration-", dir=folder) as scratch:
-                    calibrated = calibrate(graph, plan, folds, sections, samples, writer.put, Path(scratch))
+                    calibrated = calibrate(graph, plan, folds, sections, samples.rows, writer.put, Path(scratch))
                     factors, folded = calibrated.factors, calibrated.folds
             with run.stage("compress"):
                 rest = [layer for layer in graph.layers if layer.name not in writer.outcomes]

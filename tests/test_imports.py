@@ -25,6 +25,8 @@ ALLOWED: dict[str, set[str]] = {
     "algorithms": {"formats", "errors"},
     "writing": {"formats", "graph", "checkpoint", "planning", "options", "errors", "imports"},
     "folding": {"algorithms", "graph", "planning"},
+    "solving": {"algorithms", "formats", "kernels", "planning"},
+    "calibrating": {"algorithms", "calibration", "formats", "graph", "planning", "solving"},
     "judge": set(),
 }
 """Room -> rooms that it may import. cli and the entry paths may import every room."""

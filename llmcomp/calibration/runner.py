@@ -98,6 +98,7 @@ class OpenSection:
         self.runner, self.section = runner, section
         self._request = ov.Core().compile_model(section.model, "CPU", PROPERTIES).create_infer_request()
         self._sites_from = 0 if section.last else 1
+        self._inputs = {port.get_any_name() for port in section.model.inputs}
 
     def observe(self, weights: Weights) -> list[SiteStatistics]:
         """Statistics of each site, with these weights in the section."""
@@ -122,7 +123,8 @@ class OpenSection:
         self._run(weights, keep)
 
     def _run(self, weights: Weights, use: Callable[[int, list[NDArray[np.float32]]], None]) -> None:
-        given = _oriented(self.section.layers, weights)
+        # The last section ends with the inputs of its layers, not with their products.
+        given = {name: w for name, w in _oriented(self.section.layers, weights).items() if name in self._inputs}
         for place, batch in enumerate(self.runner.batches):
             ambient = self.runner.ambient((batch.shape[0], batch.shape[1]))
             feed: dict[str, Any] = {name: ambient[name] for name in self.section.ambient}

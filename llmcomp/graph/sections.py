@@ -93,8 +93,11 @@ class _Divider:
             groups.append(("head", after))
             ends.append(None)
         embedding = self._embedding(groups[0][1])
-        for layer in self.graph.layers:
-            self._place(layer, layer is embedding)
+        # A stack of experts stays a constant: the CPU plugin multiplies by chosen experts with constants only.
+        groups = [(name, [x for x in layers if len(x.shape) == 2]) for name, layers in groups]
+        for _, layers in groups:
+            for layer in layers:
+                self._place(layer, layer is embedding)
         first_cut = self.order[cuts[0].get_name()]
         hidden = [None, *(_part(cut) for cut in cuts)]
         parts = tuple(

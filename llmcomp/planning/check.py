@@ -65,6 +65,10 @@ def check_options(options: ExportOptions) -> None:
     asked = [
         flag for flag, on in (("--awq", options.awq), ("--scale-estimation", options.scale_estimation), ("--gptq", options.gptq)) if on
     ]
+    if options.dataset is not None and not asked and options.plan is None:
+        raise OptionError(
+            "--dataset", "nothing that was asked for looks at data", "Add --awq, --scale-estimation or --gptq, or leave it out"
+        )
     if asked and not is_low(main):
         raise OptionError(" ".join(asked), f"{main} loses too little for calibration to help", "Use a format of fewer than 8 bits")
     if options.awq and options.folds == "none":

@@ -10,8 +10,6 @@ LLAMA = {**SIZES, "intermediate_size": 128, "num_key_value_heads": 2, "pad_token
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {**LLAMA, "head_dim": 16}),
     "qwen3": ("Qwen3Config", {**LLAMA, "head_dim": 16}),
-    "gemma": ("GemmaConfig", {**LLAMA, "head_dim": 16}),
-    "gemma2": ("Gemma2Config", {**LLAMA, "head_dim": 16, "sliding_window": 32}),
     "phi3": ("Phi3Config", LLAMA),
     "gpt2": (
         "GPT2Config",
