@@ -1,12 +1,13 @@
 """A table of levels fitted to the weights that will use it: one tensor's, or those of several pooled.
 
 Scales and levels are chosen in turn, as in Lloyd's method: the scales by `search`, the levels by weighted k-means of the weights over their
-scales. Both lower the same error, that of `search`: squares weighted with the inputs' second moments and a power of the magnitude.
+scales. Both lower the same squared error, weighted with the inputs' second moments, as `search_even` has it; where they are unknown with
+the magnitude, as `search` has it. (Magnitudes beside second moments make a table that loses to CB4 once GPTQ has rounded with it.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcomp.algorithms.kmeans import Sums
-from llmcomp.algorithms.search import search
+from llmcomp.algorithms.search import search, search_even
 from llmcomp.errors import OptionError
-from llmcomp.formats import NUMPY, grouped_shape
+from llmcomp.formats import NUMPY, Format, grouped_shape
 from llmcomp.formats.codebook import CB4, make_codebook
 
 BINS = 4096
@@ -31,7 +32,7 @@ class Table:
     levels: tuple[float, ...]
     """Ascending, each exact in f8e4m3."""
     error: float
-    """Weighted squared error of all weights, with the scales that `search` finds for these levels."""
+    """Weighted squared error of all weights, with the scales that a search finds for these levels."""
     rivals: dict[str, float]
     """The same for "uniform" and, with sixteen levels, "cb4". One of them is returned if it is better than what was fitted."""
 
@@ -43,9 +44,11 @@ class _Tensor:
     importance: NDArray[np.float32] | None
     """[1, groups, size]."""
 
-    def weight(self, power: int) -> NDArray[np.float32]:
-        weight = np.abs(self.w) ** np.float32(power)
-        return weight if self.importance is None else weight * self.importance
+    def weight(self, fmt: Format) -> NDArray[np.float32]:
+        return np.abs(self.w) ** np.float32(fmt.search_power) if self.importance is None else self.importance
+
+    def ranges(self, fmt: Format) -> Mapping[str, Any]:
+        return search(NUMPY, fmt, self.w) if self.importance is None else search_even(NUMPY, fmt, self.w, self.importance)
 
 
 def adaptive_codebook(
@@ -91,14 +94,14 @@ def _tensor(w: NDArray[Any], moments: NDArray[Any] | None, group_size: int) -> _
 
 
 def _look(pool: Sequence[_Tensor], levels: Sequence[float], rule: str | None = None) -> tuple[float, Sums]:
-    """The weighted squared error under `levels`, and the weights over their scales, which `search` chooses or a rule of the format."""
+    """The weighted squared error under `levels`, and the weights over their scales, which a search chooses or a rule of the format."""
     fmt = make_codebook(levels)
     # Refitted scales may leave a group's largest weight somewhat outside of the table.
     end = 2 * max(map(abs, levels))
     error, mass, first = 0.0, np.zeros(BINS), np.zeros(BINS)
     for tensor in pool:
-        ranges = search(NUMPY, fmt, tensor.w, tensor.importance) if rule is None else fmt.ranges(NUMPY, tensor.w, rule)
-        weight, scale = tensor.weight(fmt.search_power), ranges["scale"]
+        ranges = tensor.ranges(fmt) if rule is None else fmt.ranges(NUMPY, tensor.w, rule)
+        weight, scale = tensor.weight(fmt), ranges["scale"]
         back = fmt.decode(NUMPY, fmt.encode(NUMPY, tensor.w, **ranges), **ranges)
         error += float(np.sum(np.square(tensor.w - back) * weight, dtype=np.float64))
         x = np.clip(NUMPY.divide(tensor.w, scale), -end, end).reshape(-1)
