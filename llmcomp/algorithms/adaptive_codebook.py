@@ -1,7 +1,7 @@
 """A table of levels fitted to the weights that will use it: one tensor's, or those of several pooled.
 
 Scales and levels are chosen in turn, as in Lloyd's method: the scales by `search`, the levels by weighted k-means of the weights over their
-scales. Both lower the same squared error, weighted with the inputs' second moments, as `search_even` has it; where they are unknown with
+scales. Both lower the same squared error, weighted with the inputs' second moments, as `scale_estimation` has it; where they are unknown with
 the magnitude, as `search` has it. (Magnitudes beside second moments make a table that loses to CB4 once GPTQ has rounded with it.)
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcomp.algorithms.kmeans import Sums
-from llmcomp.algorithms.search import search, search_even
+from llmcomp.algorithms.search import scale_estimation, search
 from llmcomp.errors import OptionError
 from llmcomp.formats import NUMPY, Format, grouped_shape
 from llmcomp.formats.codebook import CB4, make_codebook
@@ -48,7 +48,7 @@ class _Tensor:
         return np.abs(self.w) ** np.float32(fmt.search_power) if self.importance is None else self.importance
 
     def ranges(self, fmt: Format) -> Mapping[str, Any]:
-        return search(NUMPY, fmt, self.w) if self.importance is None else search_even(NUMPY, fmt, self.w, self.importance)
+        return search(NUMPY, fmt, self.w) if self.importance is None else scale_estimation(NUMPY, fmt, self.w, self.importance)
 
 
 def adaptive_codebook(

@@ -30,10 +30,10 @@ def search(xp: Namespace, fmt: Format, w: Any, importance: Any = None) -> Mappin
     return _least(xp, fmt, w, weight if importance is None else xp.multiply(weight, importance))
 
 
-def search_even(xp: Namespace, fmt: Format, w: Any, importance: Any) -> Mapping[str, Any]:
-    """The same without the weight's own magnitude, and closer: for scales that second-order rounding starts from.
+def scale_estimation(xp: Namespace, fmt: Format, w: Any, importance: Any) -> Mapping[str, Any]:
+    """As `search`, closer and without the weight's own magnitude: each error counts with its input's second moment [1, groups, size] alone.
 
-    `importance` [1, groups, size] is the inputs' second moment.
+    That is the loss of the layer's output if inputs were uncorrelated, and where second-order rounding starts from.
     """
     return _least(xp, fmt, w, importance, () if fmt.scale_type else NEIGHBOURS)
 

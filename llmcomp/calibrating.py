@@ -1,0 +1,163 @@
+"""Calibration, the stage that compresses block by block what data is to have a say in.
+
+comes in: a graph, a plan, its folds, token rows
+goes out: Factors for all folds, and each calibrated layer compressed, handed on as soon as it is ready
+may import: algorithms, calibration, formats, graph, kernels, planning
+read first: this file, then calibration/runner.py
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcomp.algorithms import awq, equalize
+from llmcomp.calibration.runner import OpenSection, Runner
+from llmcomp.formats import CompressedWeight
+from llmcomp.graph.factors import Factors, make_factors
+from llmcomp.graph.folds import Fold
+from llmcomp.graph.layer import Layer
+from llmcomp.graph.model import ModelGraph
+from llmcomp.graph.sections import Section, Sections
+from llmcomp.planning import Plan
+from llmcomp.solving import Moments, roundtrip, solve
+
+TINY = 1e-30
+SAMPLED_ROWS = 256
+"""Rows of a weight by which the factors of a fold are chosen."""
+Put = Callable[[Layer, CompressedWeight, float, float], None]
+"""(layer, its compressed weight with f32 scales, relative squared error of its weights, seconds)."""
+
+
+@dataclass
+class Calibrated:
+    """What came of it."""
+
+    factors: Factors
+    folds: list[dict[str, Any]]
+    """A line for the report on each fold."""
+    layers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Layer name -> output_error: mean squared error of its outputs relative to their power; plain_error: that of plain rounding."""
+
+
+def calibrate(
+    graph: ModelGraph, plan: Plan, folds: Sequence[Fold], sections: Sections, rows: Sequence[NDArray[np.int64]], put: Put, scratch: Path
+) -> Calibrated:
+    """Compress the layers that the plan wants calibrated, in the order of the graph.
+
+    Each section sees what comes out of the sections before it, compressed as they will be. `folds` are those of `inner_folds`.
+    """
+    stage = _Stage(graph, plan, put)
+    chosen: dict[int, NDArray[np.float32]] = {}
+    told: dict[int, dict[str, Any]] = {}
+    with Runner(sections, rows, scratch) as runner:
+        runner.start(stage.first_weights(sections, runner.used_ids()))
+        for section in sections.parts[1:]:
+            opened = runner.open(section)
+            places = [i for i, fold in enumerate(folds) if _inside(fold, section)]
+            found = stage.compress(opened, [folds[i] for i in places])
+            for place, (t, line) in zip(places, found, strict=True):
+                chosen[place], told[place] = t, {**_describe(folds[place]), **line}
+    order = range(len(folds))
+    factors = make_factors(graph, [chosen[i] for i in order], folds)
+    return Calibrated(factors, [told[i] for i in order], stage.told)
+
+
+def inner_folds(folds: Sequence[Fold], sections: Sections) -> tuple[Fold, ...]:
+    """The folds whose weights are all in one section."""
+    return tuple(fold for fold in folds if any(_inside(fold, section) for section in sections.parts[1:]))
+
+
+def _inside(fold: Fold, section: Section) -> bool:
+    return {*fold.readers, *([fold.writer] if fold.writer else [])} <= {layer.name for layer in section.layers}
+
+
+def _describe(fold: Fold) -> dict[str, Any]:
+    """A fold for the report."""
+    source = fold.writer or ("norm" if fold.behind is None else "norm without a weight")
+    return {"from": source, "into": list(fold.readers), "channels": int(fold.free.sum())}
+
+
+class _Stage:
+    def __init__(self, graph: ModelGraph, plan: Plan, put: Put) -> None:
+        self.graph, self.plan, self.put = graph, plan, put
+        self.schemes = {entry.name: entry.scheme for entry in plan.layers}
+        self.told: dict[str, dict[str, Any]] = {}
+
+    def first_weights(self, sections: Sections, used: NDArray[np.int64]) -> dict[str, NDArray[np.float32]]:
+        """Of the embedding only the rows of tokens that occur."""
+        found = {}
+        for layer in sections.parts[0].layers:
+            if layer is sections.embedding:
+                found[layer.name] = np.concatenate([np.asarray(self.graph.rows(layer, i, i + 1), np.float32) for i in used.tolist()])
+            else:
+                found[layer.name] = self._read(layer)
+        return found
+
+    def compress(self, opened: OpenSection, folds: Sequence[Fold]) -> list[tuple[NDArray[np.float32], dict[str, Any]]]:
+        """Compress a section and push the hidden states through it; returns factors and a line for each fold."""
+        section = opened.section
+        weights = {layer.name: self._read(layer) for layer in section.layers}
+        statistics = opened.observe(weights)
+        hessians = {name: s.second_moment for names, s in zip(section.sites, statistics, strict=True) for name in names}
+        del statistics
+        found = [self._factors(fold, weights, hessians) for fold in folds]
+        factors = make_factors(self.graph, [t for t, _ in found], folds)
+        by_name = {layer.name: layer for layer in section.layers}
+        for names in section.sites:
+            asked = [by_name[name] for name in names if self.schemes[name].is_calibrated]
+            if asked:
+                weights |= self._compress_site(asked, weights, hessians[names[0]], factors)
+        if not section.last:
+            opened.advance(weights)
+        return found
+
+    def _read(self, layer: Layer) -> NDArray[np.float32]:
+        rows = int(np.prod(layer.shape[:-1]))
+        return np.asarray(self.graph.rows(layer, 0, rows), np.float32).reshape(layer.shape)
+
+    def _factors(
+        self, fold: Fold, weights: Mapping[str, NDArray[np.float32]], hessians: Mapping[str, NDArray[np.float32]]
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        names = [name for name in fold.readers if name in hessians]
+        if self.plan.folds != "awq" or not names:
+            sums = [(*equalize.magnitudes([weights[name][_spread(len(weights[name]))]]), fold.readers[name]) for name in names]
+            return equalize.channel_factors(fold.channels, sums, fold.free), {}
+        readers = []
+        for name in names:
+            w, scheme = weights[name], self.schemes[name]
+            picked = np.ascontiguousarray(w[_spread(len(w))])
+            readers.append(awq.Reader(picked, hessians[name], fold.readers[name], len(w) / len(picked), partial(roundtrip, scheme)))
+        t, (alpha, beta) = awq.choose_factors(fold.channels, readers, fold.free)
+        return t, {"alpha": alpha, "beta": beta}
+
+    def _compress_site(
+        self, layers: Sequence[Layer], weights: Mapping[str, NDArray[np.float32]], hessian: NDArray[np.float32], factors: Factors
+    ) -> dict[str, NDArray[np.float32]]:
+        """Compress the layers that share a site and hand them on; returns what they are now, without the factors."""
+        columns = factors.columns.get(layers[0].name, np.ones(len(hessian), np.float32))
+        moments = Moments(hessian / np.outer(columns, columns))
+        found: dict[str, NDArray[np.float32]] = {}
+        for layer in layers:
+            started = time.perf_counter()
+            scale_rows = factors.rows.get(layer.name, np.ones(len(weights[layer.name]), np.float32))[:, None]
+            w = weights[layer.name] * columns * scale_rows
+            weight, told = solve(self.schemes[layer.name], w, moments)
+            back = weight.stored().dequantize()
+            error = float(np.square(back - w, dtype=np.float64).sum()) / max(float(np.square(w, dtype=np.float64).sum()), TINY)
+            self.put(layer, weight, error, time.perf_counter() - started)
+            self.told[layer.name] = told
+            found[layer.name] = back / columns / scale_rows
+        return found
+
+
+def _spread(rows: int) -> NDArray[np.int64]:
+    """Evenly spaced rows."""
+    return np.unique(np.linspace(0, rows - 1, min(rows, SAMPLED_ROWS)).astype(np.int64))
