@@ -1,12 +1,13 @@
 """A table of levels fitted to the weights that will use it: one tensor's, or those of several pooled.
 
 Scales and levels are chosen in turn, as in Lloyd's method: the scales by `search`, the levels by weighted k-means of the weights over their
-scales. Both lower the same error, that of `search`: squares weighted with the inputs' second moments and a power of the magnitude.
+scales. Both lower the same squared error, weighted with the inputs' second moments, as `scale_estimation` has it; where they are unknown with
+the magnitude, as `search` has it. (Magnitudes beside second moments make a table that loses to CB4 once GPTQ has rounded with it.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcomp.algorithms.kmeans import Sums
-from llmcomp.algorithms.search import search
+from llmcomp.algorithms.search import scale_estimation, search
 from llmcomp.errors import OptionError
 from llmcomp.formats import NUMPY, Format, grouped_shape
 from llmcomp.formats.codebook import CB4, make_codebook
@@ -22,9 +23,6 @@ from llmcomp.formats.codebook import CB4, make_codebook
 BINS = 4096
 """Cells of the histogram."""
 ROUNDS = 3
-STARTS = ("search", "signed")
-"""What the first scales come from. signed: every group's largest magnitude lands on the positive end, so that all groups agree on which end
-is the longer; from searched scales a table stays nearly symmetric (normal weights: 12 % less error from signed, 8 % from searched ones)."""
 MOST = 32
 """Levels up to which an evenly spaced table is exact in f8e4m3."""
 
@@ -34,7 +32,7 @@ class Table:
     levels: tuple[float, ...]
     """Ascending, each exact in f8e4m3."""
     error: float
-    """Weighted squared error of all weights, with the scales that `search` finds for these levels."""
+    """Weighted squared error of all weights, with the scales that a search finds for these levels."""
     rivals: dict[str, float]
     """The same for "uniform" and, with sixteen levels, "cb4". One of them is returned if it is better than what was fitted."""
 
@@ -46,9 +44,11 @@ class _Tensor:
     importance: NDArray[np.float32] | None
     """[1, groups, size]."""
 
-    def weight(self, power: int) -> NDArray[np.float32]:
-        weight = np.abs(self.w) ** np.float32(power)
-        return weight if self.importance is None else weight * self.importance
+    def weight(self, fmt: Format) -> NDArray[np.float32]:
+        return np.abs(self.w) ** np.float32(fmt.search_power) if self.importance is None else self.importance
+
+    def ranges(self, fmt: Format) -> Mapping[str, Any]:
+        return search(NUMPY, fmt, self.w) if self.importance is None else scale_estimation(NUMPY, fmt, self.w, self.importance)
 
 
 def adaptive_codebook(
@@ -56,7 +56,9 @@ def adaptive_codebook(
 ) -> Table:
     """The table of `count` levels for weights [rows, in], each with the second moments [in] of its inputs or None.
 
-    Moments are taken relative to their tensor's mean, so that each tensor counts with its weights alone.
+    Moments are taken relative to their tensor's mean, so that each tensor counts with its weights alone. A sample of the rows will do. The
+    method starts twice, from searched scales and from ones that put each group's largest magnitude on the positive end: there all groups
+    agree on which end is the longer, while from searched scales a table stays nearly symmetric (normal weights: 12 and 8 % less error).
 
     Raises:
         GroupSizeError: the group size does not divide the rows.
@@ -66,20 +68,20 @@ def adaptive_codebook(
         raise OptionError(f"codebook of {count} levels", f"a table is fitted for 2 to {MOST}", "Ask for 16")
     pool = [_tensor(w, moments, group_size) for w, moments in tensors]
     rivals = {"uniform": tuple(float(i - count // 2) for i in range(count))} | ({"cb4": CB4} if count == len(CB4) else {})
-    errors = {name: _error(pool, levels) for name, levels in rivals.items()}
-    best = min(errors, key=lambda name: errors[name])
-    levels, error = rivals[best], errors[best]
-    for rule in STARTS:
-        current = rivals[best]
-        for k in range(rounds):
-            sums = Sums(*_histogram(pool, current, "search" if k else rule))
+    looks = {name: _look(pool, levels) for name, levels in rivals.items()}
+    best = min(looks, key=lambda name: looks[name][0])
+    levels, error = rivals[best], looks[best][0]
+    for start in (looks[best], _look(pool, rivals[best], "signed")):
+        current, (_, sums) = rivals[best], start
+        for _ in range(rounds):
             found = sums.stored(sums.settled(sums.split(count)))
             if found is None or found == current:
                 break
-            current, now = found, _error(pool, found)
+            now, sums = _look(pool, found)
+            current = found
             if now < error:
-                levels, error = current, now
-    return Table(levels, error, errors)
+                levels, error = found, now
+    return Table(levels, error, {name: look[0] for name, look in looks.items()})
 
 
 def _tensor(w: NDArray[Any], moments: NDArray[Any] | None, group_size: int) -> _Tensor:
@@ -91,28 +93,21 @@ def _tensor(w: NDArray[Any], moments: NDArray[Any] | None, group_size: int) -> _
     return _Tensor(wide, (np.asarray(moments, np.float64) / mean).astype(np.float32).reshape(1, -1, size))
 
 
-def _error(pool: Sequence[_Tensor], levels: Sequence[float]) -> float:
-    fmt, total = make_codebook(levels), 0.0
-    for tensor in pool:
-        ranges = search(NUMPY, fmt, tensor.w, tensor.importance)
-        back = fmt.decode(NUMPY, fmt.encode(NUMPY, tensor.w, **ranges), **ranges)
-        total += float(np.sum(np.square(tensor.w - back) * tensor.weight(fmt.search_power), dtype=np.float64))
-    return total
-
-
-def _histogram(pool: Sequence[_Tensor], levels: Sequence[float], rule: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(mass [BINS], mean of each cell [BINS]) of the weights over the scales that `search` or a rule finds for `levels`."""
-    fmt: Format = make_codebook(levels)
-    mass, moment = np.zeros(BINS), np.zeros(BINS)
+def _look(pool: Sequence[_Tensor], levels: Sequence[float], rule: str | None = None) -> tuple[float, Sums]:
+    """The weighted squared error under `levels`, and the weights over their scales, which a search chooses or a rule of the format."""
+    fmt = make_codebook(levels)
     # Refitted scales may leave a group's largest weight somewhat outside of the table.
     end = 2 * max(map(abs, levels))
+    error, mass, first = 0.0, np.zeros(BINS), np.zeros(BINS)
     for tensor in pool:
-        found = search(NUMPY, fmt, tensor.w, tensor.importance) if rule == "search" else fmt.ranges(NUMPY, tensor.w, rule)
-        scale = found["scale"]
+        ranges = tensor.ranges(fmt) if rule is None else fmt.ranges(NUMPY, tensor.w, rule)
+        weight, scale = tensor.weight(fmt), ranges["scale"]
+        back = fmt.decode(NUMPY, fmt.encode(NUMPY, tensor.w, **ranges), **ranges)
+        error += float(np.sum(np.square(tensor.w - back) * weight, dtype=np.float64))
         x = np.clip(NUMPY.divide(tensor.w, scale), -end, end).reshape(-1)
-        weight = (tensor.weight(fmt.search_power) * np.square(scale)).reshape(-1)
+        heavy = (weight * np.square(scale)).reshape(-1)
         cell = np.minimum(((x + end) * (BINS / (2 * end))).astype(np.intp), BINS - 1)
-        mass += np.bincount(cell, weight, BINS)
-        moment += np.bincount(cell, weight.astype(np.float64) * x, BINS)
+        mass += np.bincount(cell, heavy, BINS)
+        first += np.bincount(cell, heavy.astype(np.float64) * x, BINS)
     middle = (np.arange(BINS) + 0.5) * (2 * end / BINS) - end
-    return mass, np.where(mass > 0, moment / np.where(mass > 0, mass, 1), middle)
+    return error, Sums(mass, np.where(mass > 0, first / np.where(mass > 0, mass, 1), middle))

@@ -76,8 +76,10 @@ def factorize(hessian: NDArray[Any], size: int, order: Order = "activation", dam
         roots = np.diagonal(lower)
         if not np.isfinite(roots).all() or not (roots > 0).all():
             continue
-        unit = np.ascontiguousarray((lower / roots)[::-1, ::-1], np.float32)
-        return Factor(p, unit, np.square(roots[::-1]).astype(np.float32), extra.astype(np.float32), strength, order == "group")
+        pivots = np.square(roots[::-1]).astype(np.float32)
+        lower /= roots.copy()
+        unit = np.ascontiguousarray(lower[::-1, ::-1], np.float32)
+        return Factor(p, unit, pivots, extra.astype(np.float32), strength, order == "group")
     return None
 
 
