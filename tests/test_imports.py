@@ -25,6 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "writing": {"formats", "graph", "checkpoint", "planning", "options", "errors", "imports"},
     "folding": {"algorithms", "graph", "planning"},
     "judge": set(),
+    "comparison": {"judge", "inspect", "errors"},
 }
 """Room -> rooms that it may import. cli and the entry paths may import every room."""
 
