@@ -24,6 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "algorithms": {"formats", "errors"},
     "writing": {"formats", "graph", "checkpoint", "planning", "options", "errors", "imports"},
     "folding": {"algorithms", "graph", "planning"},
+    "judging": {"judge", "checkpoint", "errors", "progress"},
     "judge": set(),
     "comparison": {"judge", "inspect", "errors"},
 }
