@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(parsed: argparse.Namespace) -> int:
     from llmcomp.comparison import check_output, make_record, write_comparison
     from llmcomp.inspect import inspect_folder
-    from llmcomp.judge import JudgeError, Settings, compare, load_prompts, load_text, require_ir
+    from llmcomp.judge import PROMPTS, JudgeError, Settings, compare, load_prompts, load_text, require_ir
 
     if parsed.output:
         check_output(parsed.output, parsed.overwrite)
@@ -51,11 +51,11 @@ def run(parsed: argparse.Namespace) -> int:
         settings = Settings(
             window=parsed.window,
             windows=parsed.windows,
+            prompts=load_prompts(parsed.prompts) if parsed.prompts else PROMPTS,
             answer_tokens=parsed.answer_tokens,
             prompt_tokens=parsed.prompt_tokens,
             speed_tokens=parsed.speed_tokens,
             repeats=parsed.repeats,
-            **({"prompts": load_prompts(parsed.prompts)} if parsed.prompts else {}),
         )
         folders = [
             *parsed.folders,

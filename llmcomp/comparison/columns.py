@@ -68,10 +68,10 @@ COLUMNS = (
     ),
     Column(
         "kl_difference",
-        "KL less first's",
+        "KL, difference to 1",
         "nats per token",
         4,
-        "KL less that of the first model, window by window. As both were judged on the same tokens, its standard error is the one to compare "
+        "KL minus that of model 1, window by window. As both were judged on the same tokens, its standard error is the one to compare "
         "models by: a difference of less than twice that may be chance.",
         "kl_difference_standard_error",
         signed=True,

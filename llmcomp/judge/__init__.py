@@ -10,11 +10,12 @@ from llmcomp.judge.compare import Comparison, Judged, Settings, compare
 from llmcomp.judge.errors import JudgeError
 from llmcomp.judge.evaluate import evaluate
 from llmcomp.judge.models import PROPERTIES, require_ir
-from llmcomp.judge.prompts import load_prompts
+from llmcomp.judge.prompts import PROMPTS, load_prompts
 from llmcomp.judge.tally import Scores
 from llmcomp.judge.text import Text, load_text
 
 __all__ = [
+    "PROMPTS",
     "PROPERTIES",
     "Comparison",
     "JudgeError",

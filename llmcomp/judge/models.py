@@ -77,7 +77,7 @@ class IRModel:
             raise _unreadable(self.xml, error) from None
         self._inputs = {name: port for port in compiled.inputs for name in port.get_names()}
         _require_language_model(self.xml, self._inputs)
-        self._past = {name: _empty(port) for name, port in self._inputs.items() if PAST.match(name)}
+        self._past = {name: port for name, port in self._inputs.items() if PAST.match(name)}
         outputs = {name: port for port in compiled.outputs for name in port.get_names()}
         presents = {name: re.sub("past_key_values|past", "present", name, count=1) for name in self._past}
         self._present = {past: outputs[name] for past, name in presents.items()} if outputs.keys() >= set(presents.values()) else {}
@@ -107,7 +107,8 @@ class IRModel:
     def begin(self) -> None:
         """Forget all tokens."""
         self._request.reset_state()
-        self._seen, self._cache = np.zeros(0, np.int64), dict(self._past)
+        # New ones, as the runtime writes later keys and values into the tensors that it was given.
+        self._seen, self._cache = np.zeros(0, np.int64), {name: _empty(port) for name, port in self._past.items()}
 
     def extend(self, ids: NDArray[np.int64]) -> NDArray[Any]:
         """Token ids behind those since `begin` -> logits [positions, vocabulary], the newest last, valid until the next call."""

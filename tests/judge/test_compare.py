@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import weakref
 from collections import namedtuple
 from dataclasses import replace
@@ -23,7 +24,8 @@ from tests.judge.llama import llama
 from tests.tiny import tiny_config, tiny_llama
 
 SMALL = Settings(window=16, windows=3, prompts=("the rain", "then"), answer_tokens=5, prompt_tokens=8, speed_tokens=3, repeats=1)
-MODULE = "llmcomp.judge.compare."
+MODULE = sys.modules[run.__module__]
+"""The package's attribute of that name is the function."""
 
 
 @pytest.mark.parametrize("kind", ["state", "past", "nothing"])
@@ -67,12 +69,13 @@ def test_a_perplexity_s_error_is_the_loss_s(tmp_path: Path) -> None:
 def test_the_answers(tmp_path: Path) -> None:
     reference, other = table(0), table(1)
     # The same up to the second token of the first answer, and from then on not.
-    ids = [tokenize(bigram(tmp_path / "p", reference), prompt).ids for prompt in SMALL.prompts]
+    base = bigram(tmp_path / "p", reference)
+    ids = [tokenize(base, prompt).ids for prompt in SMALL.prompts]
     first = int(reference[ids[0][-1]].argmax())
     other[ids[0][-1]] = reference[ids[0][-1]]
     other[first] = np.roll(reference[first], 1)
     other[ids[1][-1]] = np.roll(reference[ids[1][-1]], 1)
-    found = run([bigram(tmp_path / "q", other), str(tmp_path / "p")], TEXT, str(tmp_path / "p"), settings=SMALL)
+    found = run([bigram(tmp_path / "q", other), base], TEXT, base, settings=SMALL)
     different, same = (m.agreement for m in found.models)
     assert different is not None and same is not None
     assert (different.first_divergent, different.first_divergent_share, different.identical) == (0.5, 0.1, 0)
@@ -125,8 +128,8 @@ def test_what_cannot_be_compared_is_told_before_anything_is_compiled(tmp_path: P
     tokenizer.add_tokens([AddedToken("rain")])
     tokenizer.save(str(Path(odd, "tokenizer.json")))
     short = Text("short", "the rain")
-    monkeypatch.setattr(MODULE + "IRModel", lambda *_: pytest.fail("compiled"))
-    monkeypatch.setattr(MODULE + "open_reference", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr(MODULE, "IRModel", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr(MODULE, "open_reference", lambda *_: pytest.fail("compiled"))
 
     def refused(words: str, folders: list[str], *arguments: Any, settings: Settings = SMALL, text: Text = TEXT) -> None:
         with pytest.raises(JudgeError, match=words):
@@ -147,7 +150,7 @@ def test_what_cannot_be_compared_is_told_before_anything_is_compiled(tmp_path: P
     refused("1 decoded", [folder], settings=replace(SMALL, speed_tokens=1))
     refused("makes no tokens", [folder], settings=replace(SMALL, prompts=("",)))
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(MODULE + "shutil.disk_usage", lambda _: usage(9, 9, 0))
+    monkeypatch.setattr(MODULE.shutil, "disk_usage", lambda _: usage(9, 9, 0))
     refused("--windows", [other], folder)
 
 
@@ -170,7 +173,7 @@ def test_a_float_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             ids.append(int(llama(tiny_config(), tensors, np.array(ids))[-1].argmax()))
         wanted.append(tuple(ids[-SMALL.answer_tokens :]))
     given: list[Any] = []
-    monkeypatch.setattr(MODULE + "agreement", lambda reference, answers: given.append(reference) or agreement(reference, answers))
+    monkeypatch.setattr(MODULE, "agreement", lambda reference, answers: given.append(reference) or agreement(reference, answers))
     found = run([candidate], TEXT, str(tmp_path / "hf"), settings=SMALL)
     assert given == [tuple(wanted)]
     assert found.reference is not None and found.reference.speed is None and found.reference.scores.bin_bytes is None
