@@ -29,11 +29,15 @@ class Column:
 
     def cell(self, model: Mapping[str, Any]) -> str:
         """The figure with its standard error."""
+        return " ".join(self.parts(model))
+
+    def parts(self, model: Mapping[str, Any]) -> list[str]:
+        """The figure, and ± its standard error if it has one."""
         value, error = model[self.key], model[self.error] if self.error else None
         if value is None:
-            return NOTHING
+            return [NOTHING]
         text = self._number(value, "+" if self.signed else "")
-        return text if error is None else f"{text} ± {self._number(error)}"
+        return [text] if error is None else [text, f"± {self._number(error)}"]
 
     def _number(self, value: float, sign: str = "") -> str:
         # Adding zero turns the -0.0 of rounding noise into 0.0.
@@ -68,7 +72,7 @@ COLUMNS = (
     ),
     Column(
         "kl_difference",
-        "KL, difference to 1",
+        "ΔKL to 1",
         "nats per token",
         4,
         "KL minus that of model 1, window by window. As both were judged on the same tokens, its standard error is the one to compare "

@@ -20,8 +20,9 @@ INK = "#010203"
 """Stands for the page's text colour while matplotlib draws."""
 COLORS = ("#2f7fc1", "#d9691f", "#2a9d6f", "#c8527a", "#8a6fd1", "#a8862d", "#2f9faa", "#888888")
 """Told apart on white and on near-black."""
-MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
-STYLE = {
+MARKERS = ("o", "s", "D", "^", "v", "P", "X")
+"""One fewer than colours, so that the pairs repeat late."""
+STYLE: Any = {
     # Text stays text, which a reader can select and a page escapes; and none of it is a formula.
     "svg.fonttype": "none",
     "text.parse_math": False,
@@ -47,7 +48,7 @@ LOSSES = {"kl": "KL divergence to the reference\n(nats per token)", "perplexity"
 def size_against_loss(models: Sequence[Model], loss: str) -> str:
     """A point for each model, with its standard error; `loss` is kl or perplexity."""
     with matplotlib.rc_context(STYLE):
-        figure, axes = _figure(4.4)
+        figure, axes = _figure(4.0, len(models))
         for model, color, marker in zip(models, cycle(COLORS), cycle(MARKERS), strict=False):
             x, y = model["bin_bytes"] / 2**20, model[loss]
             axes.errorbar(
@@ -56,13 +57,17 @@ def size_against_loss(models: Sequence[Model], loss: str) -> str:
                 yerr=model[f"{loss}_standard_error"],
                 color=color,
                 marker=marker,
-                markersize=8,
+                markersize=7,
                 capsize=4,
                 linestyle="",
                 label=_label(model),
             )
             axes.annotate(model["number"], (x, y), (8, 6), textcoords="offset points")
-        axes.margins(x=0.15, y=0.15)
+        axes.margins(y=0.15)
+        sizes = [model["bin_bytes"] / 2**20 for model in models]
+        # Room for the numbers; and sizes that are almost the same shall look so.
+        room = max(0.15 * (max(sizes) - min(sizes)), 0.05 * max(sizes))
+        axes.set_xlim(min(sizes) - room, max(sizes) + room)
         if loss == "kl":
             axes.set_ylim(bottom=0)
         axes.ticklabel_format(useOffset=False)
@@ -76,7 +81,7 @@ def layer_errors(models: Sequence[Model]) -> str:
     names = list(dict.fromkeys(layer["name"] for model in models for layer in model["layers"]))
     place = {name: i for i, name in enumerate(names)}
     with matplotlib.rc_context(STYLE):
-        figure, axes = _figure(4.8)
+        figure, axes = _figure(4.4, len(models))
         for model, color, marker in zip(models, cycle(COLORS), cycle(MARKERS), strict=False):
             points = sorted((place[layer["name"]], layer["relative_error"]) for layer in model["layers"])
             axes.plot(*zip(*points, strict=True), color=color, marker=marker, markersize=3, linewidth=0.8, label=_label(model))
@@ -104,9 +109,9 @@ def _block_ticks(axes: Axes, names: Sequence[str]) -> None:
     axes.set_xlabel("layer, in the order of the model (number of its decoder block)")
 
 
-def _figure(height: float) -> tuple[Figure, Axes]:
-    """Inches; a page as wide as a column of text shows it in its own size."""
-    figure = Figure((9.5, height), layout="constrained")
+def _figure(height: float, models: int) -> tuple[Figure, Axes]:
+    """One of `height` inches and a line of the legend for each model."""
+    figure = Figure((9.5, height + 0.23 * models), layout="constrained")
     FigureCanvasSVG(figure)
     return figure, figure.subplots()
 

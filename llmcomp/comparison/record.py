@@ -25,7 +25,7 @@ def make_record(comparison: Comparison, inspections: Mapping[str, Inspection], t
     settings = comparison.settings
     everyone = [*([comparison.reference] if comparison.reference else []), *comparison.models]
     names = [judged.scores.name for judged in everyone]
-    rows = []
+    rows: list[dict[str, Any]] = []
     for judged, label in zip(everyone, short_names(names), strict=True):
         is_reference = judged is comparison.reference
         number = "ref" if is_reference else str(len(rows) + (comparison.reference is None))

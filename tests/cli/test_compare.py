@@ -63,7 +63,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.fixture(scope="module")
 def compared(folders: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("out") / "comparison"
-    assert main(["compare", *folders[1:], "--reference", folders[0], *SMALL, "--output", str(out)]) == 0
+    arguments = ["compare", *folders[1:], "--reference", folders[0], *SMALL, "--output", str(out)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["llmcomp", *arguments])
+        assert main(arguments) == 0
     return out
 
 
