@@ -12,7 +12,7 @@ import pytest
 
 from llmcomp.errors import NonFiniteWeightError, OptionError
 from llmcomp.export import export, plan_model
-from llmcomp.judge import JudgeError, evaluate, load_text
+from llmcomp.judge import JudgeError, evaluate
 from llmcomp.options import ExportOptions
 from tests.checkpoint.gguf_file import write_gguf
 from tests.dequantize import dequantized_ir
@@ -159,11 +159,14 @@ def test_an_edited_plan_is_obeyed(checkpoint: Path, cache: Any, tmp_path: Path) 
     assert packed_types(tmp_path / "out" / "openvino_model.xml") == {"u4", "u8", "i8"}
 
 
-def test_a_judged_export(checkpoint: Path, cache: Any, tmp_path: Path) -> None:
+def test_a_judged_export(checkpoint: Path, cache: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr("llmcomp.judging.evaluate", lambda *a, **k: given.extend(evaluate(*a, **k)) or given)
     export(ExportOptions(model=str(checkpoint), output=tmp_path / "out", group_size=32, eval=True))
     judged = json.loads((tmp_path / "out" / "report.json").read_text())["evaluation"]
-    _, scores = evaluate([str(tmp_path / "out")], load_text(), str(checkpoint), window=256, limit=4)
-    assert judged["kl"] == scores.kl and judged["perplexity"] == scores.perplexity and judged["window"] == 256
+    reference, scores = given
+    assert reference.name == str(checkpoint) and judged["reference_perplexity"] == reference.perplexity
+    assert judged["kl"] == scores.kl > 0 and judged["perplexity"] == scores.perplexity and (judged["windows"], judged["window"]) == (4, 256)
     assert f"KL {scores.kl:.5f}" in (tmp_path / "out" / "report.md").read_text()
 
 

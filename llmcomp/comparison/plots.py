@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import cycle
 from typing import Any
 
@@ -26,7 +27,6 @@ STYLE: Any = {
     # Text stays text, which a reader can select and a page escapes; and none of it is a formula.
     "svg.fonttype": "none",
     "text.parse_math": False,
-    "svg.hashsalt": "llmcomp",
     "font.size": 11,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -47,7 +47,7 @@ LOSSES = {"kl": "KL divergence to the reference\n(nats per token)", "perplexity"
 
 def size_against_loss(models: Sequence[Model], loss: str) -> str:
     """A point for each model, with its standard error; `loss` is kl or perplexity."""
-    with matplotlib.rc_context(STYLE):
+    with _style("sizes"):
         figure, axes = _figure(4.0, len(models))
         for model, color, marker in zip(models, cycle(COLORS), cycle(MARKERS), strict=False):
             x, y = model["bin_bytes"] / 2**20, model[loss]
@@ -80,7 +80,7 @@ def layer_errors(models: Sequence[Model]) -> str:
     """A line for each model: its layers' relative errors, in the order of the model."""
     names = list(dict.fromkeys(layer["name"] for model in models for layer in model["layers"]))
     place = {name: i for i, name in enumerate(names)}
-    with matplotlib.rc_context(STYLE):
+    with _style("layers"):
         figure, axes = _figure(4.4, len(models))
         for model, color, marker in zip(models, cycle(COLORS), cycle(MARKERS), strict=False):
             points = sorted((place[layer["name"]], layer["relative_error"]) for layer in model["layers"])
@@ -92,6 +92,11 @@ def layer_errors(models: Sequence[Model]) -> str:
         _block_ticks(axes, names)
         axes.set_ylabel("relative squared error\nof the weights (log scale)")
         return _svg(figure)
+
+
+def _style(plot: str) -> AbstractContextManager[None]:
+    """The salt makes the names of marks and clips the same in every run, and others in each plot of a page."""
+    return matplotlib.rc_context({**STYLE, "svg.hashsalt": plot})
 
 
 def _block_ticks(axes: Axes, names: Sequence[str]) -> None:
@@ -127,6 +132,6 @@ def _svg(figure: Figure) -> str:
     out = io.StringIO()
     figure.savefig(out, format="svg", metadata={"Creator": None, "Date": None, "Format": None, "Type": None})
     svg = out.getvalue()
-    # Without the XML prologue, and without the groups' names, which another plot of the same page has too; marks and clips have names of their own.
+    # Without the XML prologue, and without the groups' names, which the other plot has too.
     svg = re.sub(r' id="(?!C\d)[\w.]+_\d+"', "", svg[svg.index("<svg") :])
     return svg.replace(INK, "currentColor")
