@@ -7,22 +7,29 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from llmcomp import checkpoint as checkpoints
 from llmcomp import formats, kernels, planning
 from llmcomp.algorithms import sensitivity
 from llmcomp.algorithms.search import search
+from llmcomp.calibrating import calibrate, inner_folds
 from llmcomp.checkpoint import Checkpoint
 from llmcomp.folding import choose_folds, fold
 from llmcomp.graph.factors import NO_FACTORS, Factors
+from llmcomp.graph.folds import Fold
 from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph, flat_rows
+from llmcomp.graph.sections import Sections, divide
 from llmcomp.graph.skeleton import get_skeleton
 from llmcomp.judge import JudgeError
 from llmcomp.judging import check_judgeable, judge
@@ -36,9 +43,9 @@ from llmcomp.writing.ir import write_ir
 from llmcomp.writing.journal import NAME as JOURNAL
 from llmcomp.writing.journal import Journal
 from llmcomp.writing.layout import Layout, make_layout
-from llmcomp.writing.report import make_report, write_report
+from llmcomp.writing.report import Compressed, make_report, write_report
 from llmcomp.writing.side_files import write_side_files
-from llmcomp.writing.stream import Outcome, Quantizer, check_kept, stream, tile_rows
+from llmcomp.writing.stream import BinWriter, Outcome, Quantizer, check_kept, tile_rows
 from llmcomp.writing.tokenizer import Conversion
 
 RULES: dict[str, str | kernels.Ranges] = {planning.SEARCH: search}
@@ -97,29 +104,28 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
             tokenizer = stack.enter_context(Conversion(folder, options.task, options.trust_remote_code))
         graph = _graph(checkpoint, options, run)
         plan = _plan(graph, options, run)
-        schemes = _schemes(plan)
-        with run.stage("fold"):
-            folds = choose_folds(graph, plan)
-            factors, folded = fold(graph, plan, folds, _workers())
+        sections, plan = _sections(graph, plan, run)
+        samples: Sequence[NDArray[np.int64]] = ()
+        schemes, folds = _schemes(plan), choose_folds(graph, plan)
+        folds = folds if sections is None else inner_folds(folds, sections)
         layout = make_layout(graph, schemes, folds)
         check_disk(options.output, layout.size)
         if tokenizer is not None:
             with run.stage("tokenizer"):
                 tokenizer.finish()
-        with run.stage("compress"):
-            outcomes, tail = _compress(graph, schemes, layout, factors, folder, run)
+        done = _compress(graph, plan, layout, folds, sections, samples, folder, run)
         xml = folder / "openvino_model.xml"
         with run.stage("write"):
-            write_ir(graph, schemes, layout, tail, xml, _rt_info(options, plan))
+            write_ir(graph, schemes, layout, done.tail, xml, _rt_info(options, plan))
             write_side_files(graph, plan, options, folder)
         with run.stage("verify"):
             mode = verify.choose(options.verify, layout.size)
-            verified = verify.verify(mode, xml, folder / JOURNAL, graph.layers, layout, tail, graph.vocabulary)
+            verified = verify.verify(mode, xml, folder / JOURNAL, graph.layers, layout, done.tail, graph.vocabulary)
             (folder / JOURNAL).unlink()
         evaluation = _judge(options, checkpoint, folder, run) if options.eval else None
         nbytes = xml.with_suffix(".bin").stat().st_size
         settings = options.model_dump(mode="json", exclude={"token", "output", "quiet", "json_log", "dry_run", "overwrite"})
-        report = make_report(graph, plan, layout, tail, outcomes, settings, versions(), run.seconds, verified, run.warnings, nbytes, folded)
+        report = make_report(graph, plan, layout, done, settings, versions(), run.seconds, verified, run.warnings, nbytes)
         report["evaluation"] = evaluation
         write_report(report, folder)
     run.progress.finish()
@@ -210,33 +216,58 @@ def _quantizer(factors: Factors) -> Quantizer:
     return quantize
 
 
+def _sections(graph: ModelGraph, plan: Plan, run: _Run) -> tuple[Sections | None, Plan]:
+    """The sections that calibration runs, and the plan without what it cannot reach; None if the plan asks for no calibration."""
+    if not plan.is_calibrated:
+        return None, plan
+    with run.stage("divide"):
+        schemes = _schemes(plan)
+        sections = divide(graph, lambda layer: schemes[layer.name].is_calibrated or planning.is_low(schemes[layer.name].format))
+        reached = {name for section in sections.parts for site in section.sites for name in site}
+        plan, missed = plan.without_calibration(reached)
+    if missed:
+        run.warn(f"{len(missed)} layers are not calibrated, {missed[0]} for one: what they read is not seen block by block")
+    return sections, plan
+
+
 def _compress(
-    graph: ModelGraph, schemes: Mapping[str, Scheme], layout: Layout, factors: Factors, folder: Path, run: _Run
-) -> tuple[dict[str, Outcome], Any]:
+    graph: ModelGraph,
+    plan: Plan,
+    layout: Layout,
+    folds: tuple[Fold, ...],
+    sections: Sections | None,
+    samples: Sequence[NDArray[np.int64]],
+    folder: Path,
+    run: _Run,
+) -> Compressed:
+    schemes = _schemes(plan)
+
     def tell(layer: Layer, outcome: Outcome) -> None:
         run.progress.layer(
             layer.name, schemes[layer.name].format, outcome.seconds, group_size=schemes[layer.name].group_size, error=outcome.error
         )
 
+    path, calibrated = folder / "openvino_model.bin", None
     run.progress.start(sum(layer.size for layer in graph.layers), "weights")
-    with Journal(folder / JOURNAL) as journal:
-        path = folder / "openvino_model.bin"
-        try:
-            return stream(
-                graph,
-                schemes,
-                layout,
-                path,
-                _quantizer(factors),
-                kernels.non_finite,
-                journal,
-                _workers(),
-                factors,
-                tell,
-                run.progress.advance,
-            )
-        finally:
-            kernels.clear_cache()
+    try:
+        with (
+            Journal(folder / JOURNAL) as journal,
+            BinWriter(graph, schemes, layout, path, kernels.non_finite, journal, _workers(), tell, run.progress.advance) as writer,
+        ):
+            if sections is None:
+                with run.stage("fold"):
+                    factors, folded = fold(graph, plan, folds, _workers())
+            else:
+                with run.stage("calibrate"), TemporaryDirectory(prefix=".calibration-", dir=folder) as scratch:
+                    calibrated = calibrate(graph, plan, folds, sections, samples, writer.put, Path(scratch))
+                    factors, folded = calibrated.factors, calibrated.folds
+            with run.stage("compress"):
+                rest = [layer for layer in graph.layers if layer.name not in writer.outcomes]
+                writer.stream(rest, _quantizer(factors), factors)
+                tail = writer.finish(factors)
+            return Compressed(writer.outcomes, tail, folded, calibrated.layers if calibrated else {})
+    finally:
+        kernels.clear_cache()
 
 
 def _judge(options: ExportOptions, checkpoint: Checkpoint, folder: Path, run: _Run) -> dict[str, Any] | None:

@@ -89,6 +89,8 @@ def main() -> None:
         group, mine, theirs = formats.get(name).group_size, [], []
         for _ in range(a.rounds):
             warm(a.checkpoint)
+            # What the run before has written must not be on its way to the disk in this one.
+            os.sync()
             mine.append(ours(a.checkpoint, a.work, name))
             seconds = peer(fp16, name, group)
             theirs += [] if seconds is None else [seconds]

@@ -23,7 +23,17 @@ def search(xp: Namespace, fmt: Format, w: Any, importance: Any = None) -> Mappin
     weight = xp.abs(w)
     for _ in range(1, fmt.search_power):
         weight = xp.multiply(weight, xp.abs(w))
-    weight = weight if importance is None else xp.multiply(weight, importance)
+    return _least(xp, fmt, w, weight if importance is None else xp.multiply(weight, importance))
+
+
+def scale_estimation(xp: Namespace, fmt: Format, w: Any, importance: Any) -> Mapping[str, Any]:
+    """As `search`, with what each input's second moment says of it [1, groups, size] as the only weight of its error."""
+    # A broadcast product, so that the weights have w's shape in every kind of namespace.
+    ones = xp.where(xp.less(xp.abs(w), 0.0), 0.0, 1.0)
+    return _least(xp, fmt, w, xp.multiply(ones, importance))
+
+
+def _least(xp: Namespace, fmt: Format, w: Any, weight: Any) -> Mapping[str, Any]:
     best: dict[str, Any] | None = None
     least: Any = None
     for ranges in fmt.candidates(xp, w, weight):

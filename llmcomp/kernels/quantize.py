@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from llmcomp import formats
 from llmcomp.formats import NUMPY, CompressedWeight, Format, grouped_shape, pack
+from llmcomp.formats.array import f8e4m3_of_f16
 from llmcomp.kernels.finite import non_finite
 from llmcomp.kernels.run import SPELLING, Given, run
 from llmcomp.kernels.trace import CHECK, Job, Kind, Ranges
@@ -55,7 +56,8 @@ def quantize_rows(fmt: Format, w: NDArray[Any], group_size: int, rule: str | Ran
     scale = given.scale if given.scale is not None else found["scale"].reshape(per_group)
     zero_point = found.get("zero_point", given.zero_point)
     zeros = None if zero_point is None else pack(zero_point.astype(np.uint8, copy=False), str(fmt.zero_point_type))
-    return Tile(pack(found["codes"], fmt.code_type), scale, zeros, bool(np.isfinite(found[CHECK]).all()))
+    codes = f8e4m3_of_f16(found["codes"]) if fmt.code_type == "f8e4m3" else found["codes"]
+    return Tile(pack(codes, fmt.code_type), scale, zeros, bool(np.isfinite(found[CHECK]).all()))
 
 
 def roundtrip_rows(

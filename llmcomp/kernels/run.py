@@ -69,7 +69,7 @@ def run(job: Job, w: NDArray[Any], size: int, given: Given) -> dict[str, NDArray
     return found
 
 
-STORAGE = {"f32": np.float32, "i8": np.int8, "u8": np.uint8}
+STORAGE = {"f32": np.float32, "f16": np.float16, "i8": np.int8, "u8": np.uint8}
 """How numpy holds a result; others are bytes."""
 
 

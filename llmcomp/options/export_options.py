@@ -47,6 +47,9 @@ class ExportOptions(BaseModel):
     override: tuple[str, ...] = ()
     scale_rule: str = "auto"
     folds: Literal["auto", "none"] = "auto"
+    awq: bool = False
+    scale_estimation: bool = False
+    gptq: bool = False
     sensitivity_metric: Literal["weight_quantization_error"] = "weight_quantization_error"
     seed: int = Field(default=0, ge=0)
 

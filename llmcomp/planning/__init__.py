@@ -7,14 +7,15 @@ read first: assign.py
 """
 
 from llmcomp.planning.assign import make_plan
-from llmcomp.planning.check import COMPRESSION_FIELDS, SEARCH, check_options, is_low, needs_scores
+from llmcomp.planning.check import COMPRESSION_FIELDS, check_options, is_low, needs_scores
 from llmcomp.planning.devices import runs_packed
 from llmcomp.planning.plan import LayerPlan, Plan, Summary
-from llmcomp.planning.scheme import FLOATS, Scheme, float_type, layer_bytes, layer_chain, layer_parts
+from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, SEARCH, Scheme, float_type, layer_bytes, layer_chain, layer_parts
 
 __all__ = [
     "COMPRESSION_FIELDS",
     "FLOATS",
+    "SCALE_ESTIMATION",
     "SEARCH",
     "LayerPlan",
     "Plan",

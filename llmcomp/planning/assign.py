@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from llmcomp import formats
 from llmcomp.errors import GroupSizeError, OptionError
@@ -20,7 +21,7 @@ from llmcomp.planning.check import check_options, is_low, resolve
 from llmcomp.planning.matching import ignored_layers, overridden_layers
 from llmcomp.planning.plan import LayerPlan, Plan, summarize
 from llmcomp.planning.roles import is_router
-from llmcomp.planning.scheme import FLOATS, Scheme, layer_bytes
+from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, Scheme, layer_bytes
 from llmcomp.planning.select import nearest_subset
 
 LEAST_GROUP = 32
@@ -56,10 +57,13 @@ def make_plan(layers: Sequence[Layer], options: ExportOptions, scores: Mapping[s
     if planner.mixes:
         for i in _beyond_ratio(layers, given, planner.main, options.ratio, scores or {}):
             given[i] = replace(planner.backup(f"beyond the ratio {options.ratio:g}"), in_ratio=True)
-    entries = tuple(_entry(layer, one, planner.rule(one.format)) for layer, one in zip(layers, given, strict=True))
+    entries = tuple(
+        _entry(layer, one, planner.rule(one.format), "gptq" if planner.calibrates(one.format) and options.gptq else "nearest")
+        for layer, one in zip(layers, given, strict=True)
+    )
     return Plan(
         main=planner.main,
-        folds="equalize" if options.folds == "auto" and is_low(planner.main) else "none",
+        folds="awq" if options.awq else "equalize" if options.folds == "auto" and is_low(planner.main) else "none",
         layers=entries,
         summary=summarize(entries, planner.main, options.ratio, planner.requested_bits(layers, asked)),
         notes=notes,
@@ -120,7 +124,13 @@ class _Planner:
         """The rule for a layer of this format: the asked one for the main format, the format's best for all others."""
         if name in FLOATS:
             return "minmax"
+        if self.options.scale_estimation and self.calibrates(name):
+            return SCALE_ESTIMATION
         return self.options.scale_rule if name == self.main and self.options.scale_rule != "auto" else formats.get(name).best_rule
+
+    def calibrates(self, name: str) -> bool:
+        """Whether calibration is for layers of this format: it would change nothing at 8 bits."""
+        return name not in FLOATS and is_low(name)
 
     def refuse_misfits(self, layers: Sequence[Layer]) -> None:
         if not self.misfits:
@@ -172,7 +182,7 @@ def _bits(layer: Layer, asked: _Asked) -> float:
     return sum(part.nbytes for part in formats.get(asked.format).parts((8, width), -1)) / width
 
 
-def _entry(layer: Layer, asked: _Asked, rule: str) -> LayerPlan:
+def _entry(layer: Layer, asked: _Asked, rule: str, rounding: Literal["nearest", "gptq"]) -> LayerPlan:
     return LayerPlan(
         name=layer.name,
         tensor=layer.tensor,
@@ -180,6 +190,7 @@ def _entry(layer: Layer, asked: _Asked, rule: str) -> LayerPlan:
         format=asked.format,
         group_size=asked.group_size,
         rule=rule,
+        rounding=rounding,
         bytes=layer_bytes(layer, Scheme(asked.format, asked.group_size)),
         in_ratio=asked.in_ratio,
         reason=asked.reason,

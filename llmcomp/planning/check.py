@@ -6,7 +6,7 @@ from llmcomp import formats
 from llmcomp.errors import OptionError
 from llmcomp.options import ExportOptions
 from llmcomp.options.rules import did_you_mean
-from llmcomp.planning.scheme import FLOATS
+from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, SEARCH
 
 SHORT = {"int8": ("int8_asym", "int8_sym"), "int4": ("int4_asym", "int4_sym")}
 """optimum-cli's names -> (without --sym, with --sym)."""
@@ -23,9 +23,10 @@ COMPRESSION_FIELDS = {
     "sensitivity_metric",
     "scale_rule",
     "folds",
+    "awq",
+    "scale_estimation",
+    "gptq",
 }
-SEARCH = "search"
-"""The rule that tries several scales for each group; every format has it."""
 
 
 def resolve(name: str, sym: bool) -> str:
@@ -61,6 +62,15 @@ def check_options(options: ExportOptions) -> None:
         raise OptionError(f"--scale-rule {options.scale_rule}", f"{main} has no scales", "Leave it out")
     if options.scale_rule != "auto" and main not in FLOATS:
         check_rule(f"--scale-rule {options.scale_rule}", main, options.scale_rule)
+    asked = [
+        flag for flag, on in (("--awq", options.awq), ("--scale-estimation", options.scale_estimation), ("--gptq", options.gptq)) if on
+    ]
+    if asked and not is_low(main):
+        raise OptionError(" ".join(asked), f"{main} loses too little for calibration to help", "Use a format of fewer than 8 bits")
+    if options.awq and options.folds == "none":
+        raise OptionError("--awq", "it moves factors between weights, which --folds none forbids", "Leave one of them out")
+    if options.scale_estimation and options.scale_rule not in ("auto", SCALE_ESTIMATION):
+        raise OptionError("--scale-estimation", f"--scale-rule {options.scale_rule} picks the scales", "Leave one of them out")
     only = -1 if main in FLOATS else formats.get(main).group_size
     if options.group_size not in (None, only) and (only == -1 or formats.get(main).fixed_group):
         scales = "no scales" if main in FLOATS else "one scale for each output channel" if only == -1 else f"groups of {only} by definition"
@@ -91,7 +101,7 @@ def check_rule(place: str, name: str, rule: str) -> None:
     Raises:
         OptionError: with `place` as the thing.
     """
-    known = (*formats.get(name).rules, SEARCH)
+    known = (*formats.get(name).rules, SEARCH, SCALE_ESTIMATION)
     if rule not in known:
         raise OptionError(place, f"{name} has no rule {rule!r}", did_you_mean(rule, known))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import prod
 from typing import Literal
 
@@ -15,7 +15,7 @@ from llmcomp.errors import GroupSizeError, OptionError
 from llmcomp.graph.layer import Layer
 from llmcomp.options.rules import did_you_mean, near
 from llmcomp.planning.check import check_group, check_rule
-from llmcomp.planning.scheme import FLOATS, Scheme, layer_bytes
+from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, Scheme, layer_bytes
 
 VERSION = 1
 
@@ -31,7 +31,8 @@ class LayerPlan(BaseModel):
     format: str
     group_size: int = -1
     rule: str = "minmax"
-    """What picks the scales: one of the format's rules, or `search`."""
+    """What picks the scales: one of the format's rules, `search`, or `scale_estimation`."""
+    rounding: Literal["nearest", "gptq"] = "nearest"
     bytes: int = 0
     in_ratio: bool = True
     """Whether the ratio counts it: neither embedding, last layer nor router, and not named by a rule."""
@@ -39,7 +40,7 @@ class LayerPlan(BaseModel):
 
     @property
     def scheme(self) -> Scheme:
-        return Scheme(self.format, self.group_size, self.rule)
+        return Scheme(self.format, self.group_size, self.rule, self.rounding)
 
 
 class Summary(BaseModel):
@@ -63,8 +64,9 @@ class Plan(BaseModel):
     version: int = VERSION
     main: str
     """The format that `ratio` is about."""
-    folds: Literal["none", "equalize"] = "none"
-    """equalize: columns of low-bit weights are made alike, by factors that move into norms and other weights and change nothing else."""
+    folds: Literal["none", "equalize", "awq"] = "none"
+    """equalize: columns of low-bit weights are made alike, by factors that move into norms and other weights and change nothing else;
+    awq: the factors are those that lose least on the calibration data."""
     layers: tuple[LayerPlan, ...]
     summary: Summary
     notes: tuple[str, ...] = ()
@@ -118,6 +120,26 @@ class Plan(BaseModel):
         summary = summarize(checked, self.main, self.summary.ratio_requested, self.summary.bits_per_weight_requested)
         return self.model_copy(update={"layers": checked, "summary": summary})
 
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether following it needs calibration data."""
+        return self.folds == "awq" or any(entry.scheme.is_calibrated for entry in self.layers)
+
+    def without_calibration(self, reached: Collection[str]) -> tuple[Plan, list[str]]:
+        """This plan with plain rounding for the layers that are not in `reached`, and the names of those that had asked for more."""
+        missed = [entry.name for entry in self.layers if entry.scheme.is_calibrated and entry.name not in reached]
+        plain = {
+            entry.name: {
+                "rule": formats.get(entry.format).best_rule if entry.rule == SCALE_ESTIMATION else entry.rule,
+                "rounding": "nearest",
+                "reason": f"{entry.reason}; not calibrated" if entry.reason else "not calibrated",
+            }
+            for entry in self.layers
+            if entry.name in missed
+        }
+        layers = tuple(entry.model_copy(update=plain.get(entry.name, {})) for entry in self.layers)
+        return self.model_copy(update={"layers": layers}), missed
+
     def counts(self) -> dict[str, int]:
         """Format -> number of layers."""
         return dict(sorted(Counter(entry.format for entry in self.layers).items()))
@@ -144,7 +166,7 @@ def _checked(entry: LayerPlan, layer: Layer, where: str) -> LayerPlan:
     _check_format(entry.format, place)
     if entry.format in FLOATS:
         # Who edits a line into `keep` does not think of the group size beside it.
-        entry = entry.model_copy(update={"group_size": -1, "rule": "minmax"})
+        entry = entry.model_copy(update={"group_size": -1, "rule": "minmax", "rounding": "nearest"})
     else:
         if entry.group_size != -1 and (entry.group_size < 1 or layer.shape[-1] % entry.group_size):
             raise GroupSizeError(place, f"group size {entry.group_size} does not divide {layer.shape[-1]}", "Use a divisor, or -1")

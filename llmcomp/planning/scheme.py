@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from llmcomp import formats
 from llmcomp.formats import Node, Part
 from llmcomp.graph.layer import Layer
 
 SOURCE_TYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+SEARCH, SCALE_ESTIMATION = "search", "scale_estimation"
+"""Rules that every format has: several scales are tried for each group, and their errors weighed by the weights alone, or by the inputs."""
 FLOATS: dict[str, str | None] = {"keep": None, "fp16": "f16", "fp32": "f32"}
 """Schemes that compress nothing: the source's own type, or a cast to an element type."""
 
@@ -20,7 +23,14 @@ class Scheme:
     format: str
     group_size: int
     rule: str = "minmax"
-    """What picks the scales: one of the format's rules, or `search`."""
+    """What picks the scales: one of the format's rules, `search`, or `scale_estimation`, which needs calibration."""
+    rounding: Literal["nearest", "gptq"] = "nearest"
+    """What picks the codes. gptq: by the second moments of the layer's inputs, which needs calibration."""
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the layer is compressed with what its inputs look like."""
+        return self.rule == SCALE_ESTIMATION or self.rounding == "gptq"
 
     @property
     def is_float(self) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,24 +21,34 @@ SCHEMA = 1
 TEMPLATE = Path(__file__).with_name("report.md.j2")
 
 
+@dataclass(frozen=True)
+class Compressed:
+    """What compression has left behind beside the .bin."""
+
+    outcomes: Mapping[str, Outcome]
+    tail: Mapping[str, Slot]
+    folds: Sequence[Mapping[str, Any]]
+    """A line on each fold."""
+    calibrated: Mapping[str, Mapping[str, Any]]
+    """Layer name -> what calibration did to it."""
+
+
 def make_report(
     graph: ModelGraph,
     plan: Plan,
     layout: Layout,
-    tail: Mapping[str, Slot],
-    outcomes: Mapping[str, Outcome],
+    done: Compressed,
     settings: Mapping[str, Any],
     versions: Mapping[str, str],
     seconds: Mapping[str, float],
     verified: str,
     warnings: list[str],
     nbytes: int,
-    folds: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """The report as plain data (JSON-able)."""
     layers, by_name = [], {layer.name: layer for layer in graph.layers}
     for entry in plan.layers:
-        outcome = outcomes[entry.name]
+        outcome = done.outcomes[entry.name]
         layers.append(
             {
                 "name": entry.name,
@@ -46,12 +57,14 @@ def make_report(
                 "format": entry.format,
                 "group_size": entry.group_size,
                 "rule": entry.rule,
+                "rounding": entry.rounding,
                 "bytes": entry.bytes,
                 "scale_type": outcome.scale_type if entry.format != "keep" else None,
                 "relative_error": round(outcome.error, 8),
                 "seconds": round(outcome.seconds, 4),
                 "runs_packed": runs_packed(by_name[entry.name], entry.scheme),
                 "reason": entry.reason,
+                "calibration": dict(done.calibrated[entry.name]) if entry.name in done.calibrated else None,
             }
         )
     weights = sum(prod(entry.shape) for entry in plan.layers)
@@ -64,12 +77,12 @@ def make_report(
         "settings": dict(settings),
         "versions": dict(versions),
         "weights": weights,
-        "bytes": {"bin": nbytes, "weights": stored, "f32_scales": sum(s.part.nbytes for s in tail.values())},
+        "bytes": {"bin": nbytes, "weights": stored, "f32_scales": sum(s.part.nbytes for s in done.tail.values())},
         "bits_per_weight": round(8 * stored / weights, 4) if weights else 0.0,
         "formats": _by_format(layers),
         "summary": plan.summary.model_dump(),
         "layers": layers,
-        "folds": folds,
+        "folds": [dict(line) for line in done.folds],
         "float_tensors": sorted(set(graph.skeleton.real) - {layer.tensor for layer in graph.layers}),
         "unused_tensors": graph.unused,
         "fallback": graph.skeleton.fallback,

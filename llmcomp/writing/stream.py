@@ -5,14 +5,18 @@ Memory is a few tiles per worker and the scales of the layers in flight, whateve
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED as FIRST
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
+from types import TracebackType
 from typing import Any, BinaryIO, Protocol
 
 import numpy as np
@@ -119,51 +123,15 @@ def stream(
     journal: Journal,
     workers: int,
     factors: Factors = NO_FACTORS,
-    on_layer: Callable[[Layer, Outcome], None] = lambda *_: None,
-    on_weights: Callable[[int], None] = lambda _: None,
 ) -> tuple[dict[str, Outcome], dict[str, Slot]]:
-    """Write the whole .bin; returns each layer's outcome and the places of the f32 scales in the tail.
+    """Write a whole .bin; returns each layer's outcome and the places of the f32 scales in the tail.
 
     Raises:
         NonFiniteWeightError: a weight holds NaN or Inf.
     """
-    with path.open("wb") as file:
-        file.truncate(layout.size)
-    writer = _Writer(graph, schemes, layout, path, quantize, non_finite, factors)
-    outcomes: dict[str, Outcome] = {}
-    pending: set[Future[tuple[_Pending, int]]] = set()
-    tail_scales: dict[str, NDArray[np.float32]] = {}
-
-    def collect(done: set[Future[tuple[_Pending, int]]]) -> None:
-        for future in done:
-            state, size = future.result()
-            on_weights(size)
-            state.collected += 1
-            if state.collected == state.tiles:
-                outcome = writer.finish(state, tail_scales)
-                outcomes[state.layer.name] = outcome
-                journal.add({"layer": outcome.name, "rows": outcome.rows_per_tile, "sums": outcome.sums, "scale_sum": outcome.scale_sum})
-                on_layer(state.layer, outcome)
-
-    with ThreadPoolExecutor(workers, "llmcomp-stream") as pool:
-        try:
-            for state, tile in writer.jobs():
-                # Read while the tiles before it are computed.
-                graph.prefetch(state.layer, *writer.span(state, tile))
-                pending.add(pool.submit(writer.work, state, tile))
-                if len(pending) >= 2 * workers:
-                    done, pending = wait(pending, return_when=FIRST)
-                    collect(done)
-            done, pending = wait(pending)
-            collect(done)
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-        finally:
-            writer.close()
-    tail = _write_tail(path, graph, layout, tail_scales)
-    _write_constants(path, graph, layout, factors)
-    return outcomes, tail
+    with BinWriter(graph, schemes, layout, path, non_finite, journal, workers) as writer:
+        writer.stream(graph.layers, quantize, factors)
+        return writer.outcomes, writer.finish(factors)
 
 
 def _cast(w: NDArray[Any], element_type: str, layer: Layer) -> NDArray[Any]:
@@ -180,54 +148,129 @@ def _cast(w: NDArray[Any], element_type: str, layer: Layer) -> NDArray[Any]:
     return narrow
 
 
-class _Writer:
+class BinWriter(AbstractContextManager["BinWriter"]):
+    """The .bin while it is being written: layers by `stream` or `put`, in any order, then `finish`."""
+
     def __init__(
         self,
         graph: ModelGraph,
         schemes: Mapping[str, Scheme],
         layout: Layout,
         path: Path,
-        quantize: Quantizer,
         non_finite: NonFinite,
-        factors: Factors,
+        journal: Journal,
+        workers: int,
+        on_layer: Callable[[Layer, Outcome], None] = lambda *_: None,
+        on_weights: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.graph, self.schemes, self.layout, self.path = graph, schemes, layout, path
-        self.quantize, self.non_finite, self.factors = quantize, non_finite, factors
+        self.non_finite, self.journal, self.workers = non_finite, journal, workers
+        self.on_layer, self.on_weights = on_layer, on_weights
+        self.outcomes: dict[str, Outcome] = {}
+        """Layer name -> what happened to it."""
+        self._tail: dict[str, NDArray[np.float32]] = {}
         self._local, self._files, self._lock = threading.local(), list[BinaryIO](), threading.Lock()
+        with path.open("wb") as file:
+            file.truncate(layout.size)
+            if hasattr(os, "posix_fallocate"):
+                # A full disk shows now; and writing into blocks that are there already takes two thirds of the time.
+                try:
+                    os.posix_fallocate(file.fileno(), 0, max(layout.size, 1))
+                except OSError as trouble:
+                    if trouble.errno == errno.ENOSPC:
+                        raise
 
-    def jobs(self) -> Iterator[tuple[_Pending, int]]:
-        for layer in self.graph.layers:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for file in self._files:
+            file.close()
+
+    def stream(self, layers: Iterable[Layer], quantize: Quantizer, factors: Factors = NO_FACTORS) -> None:
+        """Read, fold, quantize and write these layers, several tiles at once.
+
+        Raises:
+            NonFiniteWeightError: a weight holds NaN or Inf.
+        """
+        pending: set[Future[tuple[_Pending, int]]] = set()
+
+        def collect(done: set[Future[tuple[_Pending, int]]]) -> None:
+            for future in done:
+                state, size = future.result()
+                self.on_weights(size)
+                state.collected += 1
+                if state.collected == state.tiles:
+                    self._finish_layer(state)
+
+        with ThreadPoolExecutor(self.workers, "llmcomp-stream") as pool:
+            try:
+                for state, tile in self._jobs(layers):
+                    # Read while the tiles before it are computed.
+                    self.graph.prefetch(state.layer, *self._span(state, tile))
+                    pending.add(pool.submit(self._work, state, tile, quantize, factors))
+                    if len(pending) >= 2 * self.workers:
+                        done, pending = wait(pending, return_when=FIRST)
+                        collect(done)
+                done, pending = wait(pending)
+                collect(done)
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+
+    def put(self, layer: Layer, weight: formats.CompressedWeight, error: float, seconds: float) -> None:
+        """Write a layer that is compressed already; `weight.scale` is f32. `error` as in Outcome."""
+        rows = tile_rows(layer.shape[-1])
+        state = _Pending(layer, self.schemes[layer.name], -(-flat_rows(layer) // rows), rows, time.perf_counter() - seconds)
+        fmt, grouped = weight.format, weight.codes.reshape(flat_rows(layer), -1)
+        for tile in range(state.tiles):
+            start, stop = self._span(state, tile)
+            total = self._write_rows(layer, "codes", start, pack(grouped[start:stop], fmt.code_type))
+            if weight.zero_point is not None:
+                zeros = weight.zero_point.reshape(len(grouped), -1)[start:stop].astype(np.uint8)
+                total = self._write_rows(layer, "zero_point", start, pack(zeros, str(fmt.zero_point_type)), total)
+            state.sums[tile] = total
+            state.scales[tile] = weight.scale[start:stop]
+        state.squares, state.squared_error = 1.0, error
+        self.on_weights(layer.size)
+        self._finish_layer(state)
+
+    def finish(self, factors: Factors) -> dict[str, Slot]:
+        """Write what does not belong to a layer; returns the places of the f32 scales in the tail."""
+        tail = _write_tail(self.path, self.graph, self.layout, self._tail)
+        _write_constants(self.path, self.graph, self.layout, factors)
+        return tail
+
+    def _jobs(self, layers: Iterable[Layer]) -> Iterator[tuple[_Pending, int]]:
+        for layer in layers:
             rows = tile_rows(layer.shape[-1])
             tiles = -(-flat_rows(layer) // rows)
             state = _Pending(layer, self.schemes[layer.name], tiles, rows, time.perf_counter())
             for tile in range(tiles):
                 yield state, tile
 
-    def span(self, state: _Pending, tile: int) -> tuple[int, int]:
+    def _span(self, state: _Pending, tile: int) -> tuple[int, int]:
         """Rows [start, stop) of a tile."""
         start = tile * state.rows_per_tile
         return start, min(start + state.rows_per_tile, flat_rows(state.layer))
 
-    def work(self, state: _Pending, tile: int) -> tuple[_Pending, int]:
+    def _work(self, state: _Pending, tile: int, quantize: Quantizer, factors: Factors) -> tuple[_Pending, int]:
         layer, scheme = state.layer, state.scheme
-        start, stop = self.span(state, tile)
+        start, stop = self._span(state, tile)
         w = self.graph.rows(layer, start, stop)
         if scheme.is_float:
             if self.non_finite(w)[0]:
                 raise self._non_finite_error(layer)
-            if layer.name in self.factors:
-                w = self.factors.apply(layer.name, np.asarray(w, np.float32), range(start, stop))
+            if layer.name in factors:
+                w = factors.apply(layer.name, np.asarray(w, np.float32), range(start, stop))
             stored = np.ascontiguousarray(_cast(w, float_type(layer, scheme), layer))
             total = self._write_rows(layer, "weight", start, stored.view(np.uint8).reshape(-1))
         else:
             fmt = formats.get(scheme.format)
-            result = self.quantize(layer, scheme, w, start)
+            result = quantize(layer, scheme, w, start)
             if not result.finite and self.non_finite(w)[0]:
                 raise self._non_finite_error(layer)
             total = self._write_rows(layer, "codes", start, result.codes)
             if result.zero_point is not None:
                 total = self._write_rows(layer, "zero_point", start, result.zero_point, total)
-            self._sample_error(state, fmt, w, start, result)
+            self._sample_error(state, fmt, w, start, result, factors)
             with self._lock:
                 state.scales[tile] = result.scale
         with self._lock:
@@ -252,21 +295,23 @@ class _Writer:
         while len(view):
             view = view[file.write(view) :]
 
-    def _sample_error(self, state: _Pending, fmt: formats.Format, w: NDArray[Any], start: int, result: TileResult) -> None:
+    def _sample_error(
+        self, state: _Pending, fmt: formats.Format, w: NDArray[Any], start: int, result: TileResult, factors: Factors
+    ) -> None:
         step = max(1, flat_rows(state.layer) // SAMPLES)
         picked = [
             row for first in range(-start % step, len(w), step) for row in range(first, min(first + SAMPLE_ROWS, len(w), first + step))
         ]
         if not picked:
             return
-        rows = self.factors.apply(state.layer.name, np.asarray(w[picked], np.float32), [start + row for row in picked])
+        rows = factors.apply(state.layer.name, np.asarray(w[picked], np.float32), [start + row for row in picked])
         back = _decoded_rows(fmt, state.scheme.group_size, w.shape, result, picked, state.scheme.rule)
         with self._lock:
             state.squares += float(np.square(rows, dtype=np.float64).sum())
             state.squared_error += float(np.square(rows - back, dtype=np.float64).sum())
 
-    def finish(self, state: _Pending, tail: dict[str, NDArray[np.float32]]) -> Outcome:
-        """Store the scales of a layer whose tiles are all written: f16 in place, f32 for the tail."""
+    def _finish_layer(self, state: _Pending) -> None:
+        """Store the scales of a layer whose tiles are all written: f16 in place, f32 for the tail. Then it is on record."""
         layer = state.layer
         scale_type, scale_sum = "f16", 0
         if state.scales:
@@ -284,10 +329,13 @@ class _Writer:
                 if part == slot.part:
                     self._write(slot.offset, data)
                 else:
-                    tail[layer.name] = scale
+                    self._tail[layer.name] = scale
         error = state.squared_error / state.squares if state.squares else 0.0
         seconds = time.perf_counter() - state.started
-        return Outcome(layer.name, scale_type, error, seconds, [state.sums[t] for t in range(state.tiles)], scale_sum, state.rows_per_tile)
+        sums = [state.sums[t] for t in range(state.tiles)]
+        self.outcomes[layer.name] = Outcome(layer.name, scale_type, error, seconds, sums, scale_sum, state.rows_per_tile)
+        self.journal.add({"layer": layer.name, "rows": state.rows_per_tile, "sums": sums, "scale_sum": scale_sum})
+        self.on_layer(layer, self.outcomes[layer.name])
 
     def _non_finite_error(self, layer: Layer) -> NonFiniteWeightError:
         count, first, rows = 0, None, tile_rows(layer.shape[-1])
@@ -302,10 +350,6 @@ class _Writer:
             f"{count} of {layer.size} values are NaN or Inf, the first at row {position[0]}, column {position[1]}",
             DAMAGED,
         )
-
-    def close(self) -> None:
-        for file in self._files:
-            file.close()
 
 
 def _write_tail(path: Path, graph: ModelGraph, layout: Layout, scales: Mapping[str, NDArray[np.float32]]) -> dict[str, Slot]:

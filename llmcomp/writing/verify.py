@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -34,7 +34,7 @@ def choose(mode: str, nbytes: int) -> str:
 
 
 def verify(
-    mode: str, xml: Path, journal_file: Path, layers: Sequence[Layer], layout: Layout, tail: dict[str, Slot], vocabulary: int
+    mode: str, xml: Path, journal_file: Path, layers: Sequence[Layer], layout: Layout, tail: Mapping[str, Slot], vocabulary: int
 ) -> str:
     """Check the model at `xml`; returns what was done, in words.
 
@@ -55,7 +55,7 @@ def verify(
     return "bytes match their checksums; the whole model ran"
 
 
-def check_bytes(path: Path, journal_file: Path, layers: Sequence[Layer], layout: Layout, tail: dict[str, Slot]) -> None:
+def check_bytes(path: Path, journal_file: Path, layers: Sequence[Layer], layout: Layout, tail: Mapping[str, Slot]) -> None:
     """Every tile in the file has the checksum that was taken when it was computed."""
     by_name = {layer.name: layer for layer in layers}
     with path.open("rb") as file:

@@ -1,0 +1,78 @@
+"""Activation-aware choice of the factors that folds move (AWQ, Lin et al. 2023, section 3.2, by its quadratic form instead of replayed activations).
+
+Multiplying column j of a weight by t[j] before rounding, and dividing its input by it, makes the error of columns with large inputs smaller
+and that of the others larger. t = h^(alpha/2) / m^beta, with h the second moment of each input and m the typical magnitude of each column;
+(alpha, beta) is the pair on a grid whose rounding loses least, tr(D H D^T), under the format that will be used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcomp.algorithms.equalize import LIMIT
+
+GRID = tuple((alpha, beta) for beta in (0.0, 0.5, 1.0) for alpha in (0.0, 0.25, 0.5, 0.75, 1.0))
+"""The first leaves the weights as they are, so that no choice is worse than that."""
+SMALLEST = 1e-4
+"""Least h and m, relative to their largest: channels that hardly occurred must not be scaled to nothing."""
+
+Roundtrip = Callable[[NDArray[np.float32], NDArray[np.float32]], NDArray[np.float32]]
+"""(columns w * t, second moments h / t^2) -> what w * t is after rounding."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A weight whose columns take the factors."""
+
+    w: NDArray[np.float32]
+    """[rows, in]: all its rows or some."""
+    hessian: NDArray[np.float32]
+    """[in, in]: mean of x xᵀ."""
+    channels: NDArray[np.int64]
+    """[in]: the channel of each column."""
+    share: float
+    """How many of the weight's rows one of `w` stands for."""
+    roundtrip: Roundtrip
+
+
+def choose_factors(count: int, readers: Sequence[Reader], free: NDArray[np.bool_]) -> tuple[NDArray[np.float32], tuple[float, float]]:
+    """t [count] and the (alpha, beta) it was made with. Channels that are not `free` get 1; the geometric mean of the others is 1."""
+    h, m, uses = np.zeros(count), np.zeros(count), np.zeros(count)
+    for reader in readers:
+        np.add.at(h, reader.channels, np.diagonal(reader.hessian).astype(np.float64) * reader.share * len(reader.w))
+        np.add.at(m, reader.channels, np.abs(reader.w).sum(0, dtype=np.float64) * reader.share)
+        np.add.at(uses, reader.channels, reader.share * len(reader.w))
+    live = free & (h > 0) & (m > 0)
+    if not live.any():
+        return np.ones(count, np.float32), GRID[0]
+    h, m = (np.maximum(x, x.max() * SMALLEST) for x in (h / np.maximum(uses, 1), m / np.maximum(uses, 1)))
+    best, least, chosen = np.ones(count, np.float32), np.inf, GRID[0]
+    for alpha, beta in GRID:
+        t = _factors(h, m, live, alpha, beta)
+        loss = sum(reader.share * _loss(reader, t[reader.channels]) for reader in readers)
+        if loss < least:
+            best, least, chosen = t, loss, (alpha, beta)
+    return best, chosen
+
+
+def _factors(h: NDArray[np.float64], m: NDArray[np.float64], live: NDArray[np.bool_], alpha: float, beta: float) -> NDArray[np.float32]:
+    logs = np.zeros(len(h))
+    logs[live] = 0.5 * alpha * np.log(h[live]) - beta * np.log(m[live])
+    logs[live] -= logs[live].mean()
+    return np.exp(np.clip(logs, -np.log(LIMIT), np.log(LIMIT))).astype(np.float32)
+
+
+def _loss(reader: Reader, t: NDArray[np.float32]) -> float:
+    """tr(D H D^T) of rounding w with columns times t."""
+    back = reader.roundtrip(reader.w * t, np.diagonal(reader.hessian) / (t * t)) / t
+    return quadratic_loss(back - reader.w, reader.hessian).sum()
+
+
+def quadratic_loss(difference: NDArray[np.float32], hessian: NDArray[np.float32]) -> NDArray[np.float64]:
+    """d H dᵀ of each row d: the mean squared error of its output."""
+    products: NDArray[np.float64] = np.einsum("ij,ij->i", difference @ hessian, difference, dtype=np.float64)
+    return products

@@ -1,0 +1,168 @@
+"""The block runner: token rows go through the model section by section, each with the weights that it is given.
+
+Hidden states between two sections are kept in memory, or in a mapped file once they are large; never more than one section is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import openvino as ov
+from numpy.typing import NDArray
+
+from llmcomp.calibration.statistics import SiteStatistics
+from llmcomp.graph.layer import Layer
+from llmcomp.graph.sections import HIDDEN, WEIGHT, Section, Sections
+
+PROPERTIES = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+BATCH_TOKENS = 2048
+"""Tokens that go through a section together: enough for the matrix products to run at full speed."""
+MAPPED_FROM = 128 << 20
+"""Bytes of hidden states from which they lie in a file."""
+
+Weights = Mapping[str, NDArray[np.float32]]
+"""Layer name -> its matrix [out, in] (a stack of experts has leading axes)."""
+
+
+class Runner(AbstractContextManager["Runner"]):
+    """Rows on their way through the sections.
+
+    For each section in turn: `open` compiles it, `observe` runs it and gives statistics, `advance` runs it and replaces the hidden states
+    by what comes out. The first section, the embedding, is run by `start`.
+    """
+
+    def __init__(self, sections: Sections, rows: Sequence[NDArray[np.int64]], scratch: Path) -> None:
+        self.sections, self.scratch = sections, scratch
+        self.batches = list(_batches(rows))
+        self.hidden: list[NDArray[np.float32]] = []
+        self._ambient = ov.Core().compile_model(sections.ambient, "CPU", PROPERTIES)
+        self._known: dict[tuple[int, int], dict[str, ov.Tensor]] = {}
+        self._files = 0
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.hidden.clear()
+
+    @property
+    def tokens(self) -> int:
+        return sum(batch.size for batch in self.batches)
+
+    def used_ids(self) -> NDArray[np.int64]:
+        """The token ids that occur, sorted: rows of the table that `start` needs."""
+        return np.unique(np.concatenate([batch.reshape(-1) for batch in self.batches]))
+
+    def start(self, weights: Weights) -> None:
+        """Run the first section. Of the embedding table `weights` holds the rows of `used_ids`."""
+        first, used = self.sections.parts[0], self.used_ids()
+        request = ov.Core().compile_model(first.model, "CPU", PROPERTIES).create_infer_request()
+        given = _oriented(first.layers, weights)
+        for batch in self.batches:
+            feed: dict[str, Any] = {
+                port.get_any_name(): _model_input(port, batch.shape, np.searchsorted(used, batch))
+                for port in first.model.inputs
+                if not port.get_any_name().startswith(WEIGHT)
+            }
+            request.infer({**feed, **given}, share_inputs=True)
+            self.hidden.append(self._keep(request.get_output_tensor(0).data, len(self.hidden)))
+
+    def open(self, section: Section) -> OpenSection:
+        return OpenSection(self, section)
+
+    def ambient(self, shape: tuple[int, int]) -> Mapping[str, ov.Tensor]:
+        """Masks, rotary tables and the like, which only depend on the shape of a batch, since nothing is padded."""
+        if shape not in self._known:
+            # Of a batch's shape only one is kept: rows are sorted by length.
+            self._known.clear()
+            feed = {port.get_any_name(): _model_input(port, shape, None) for port in self._ambient.inputs}
+            request = self._ambient.create_infer_request()
+            request.infer(feed)
+            self._known[shape] = {name: request.get_output_tensor(i) for i, name in enumerate(self.sections.ambient_names)}
+        return self._known[shape]
+
+    def _keep(self, array: NDArray[np.float32], place: int) -> NDArray[np.float32]:
+        if self.tokens * array.shape[-1] * 4 < MAPPED_FROM:
+            return array.copy()
+        kept = np.memmap(self.scratch / f"hidden-{place}.bin", np.float32, "w+", shape=array.shape)
+        kept[:] = array
+        return kept
+
+
+class OpenSection:
+    """A compiled section and the hidden states in front of it."""
+
+    def __init__(self, runner: Runner, section: Section) -> None:
+        self.runner, self.section = runner, section
+        self._request = ov.Core().compile_model(section.model, "CPU", PROPERTIES).create_infer_request()
+        self._sites_from = 0 if section.last else 1
+
+    def observe(self, weights: Weights) -> list[SiteStatistics]:
+        """Statistics of each site, with these weights in the section."""
+        found: list[SiteStatistics] = []
+
+        def look(_: int, outputs: list[NDArray[np.float32]]) -> None:
+            sites = outputs[self._sites_from :]
+            if not found:
+                found.extend(SiteStatistics.empty(x.shape[-1]) for x in sites)
+            for statistics, x in zip(found, sites, strict=True):
+                statistics.add(x)
+
+        self._run(weights, look)
+        return found
+
+    def advance(self, weights: Weights) -> None:
+        """Push the hidden states through the section with these weights."""
+
+        def keep(place: int, outputs: list[NDArray[np.float32]]) -> None:
+            self.runner.hidden[place][:] = outputs[0]
+
+        self._run(weights, keep)
+
+    def _run(self, weights: Weights, use: Callable[[int, list[NDArray[np.float32]]], None]) -> None:
+        given = _oriented(self.section.layers, weights)
+        for place, batch in enumerate(self.runner.batches):
+            ambient = self.runner.ambient((batch.shape[0], batch.shape[1]))
+            feed: dict[str, Any] = {name: ambient[name] for name in self.section.ambient}
+            feed[HIDDEN] = np.ascontiguousarray(self.runner.hidden[place])
+            self._request.infer({**feed, **given}, share_inputs=True)
+            use(place, [self._request.get_output_tensor(i).data for i in range(len(self.section.model.outputs))])
+
+
+def _batches(rows: Sequence[NDArray[np.int64]]) -> Iterator[NDArray[np.int64]]:
+    """Rows of equal length together, [rows, length], longest first; no row is padded."""
+    by_length: dict[int, list[NDArray[np.int64]]] = {}
+    for row in rows:
+        by_length.setdefault(len(row), []).append(row)
+    for length in sorted(by_length, reverse=True):
+        step = max(1, BATCH_TOKENS // length)
+        same = by_length[length]
+        for start in range(0, len(same), step):
+            yield np.stack(same[start : start + step])
+
+
+def _oriented(layers: Sequence[Layer], weights: Weights) -> dict[str, NDArray[np.float32]]:
+    return {WEIGHT + x.name: np.ascontiguousarray(weights[x.name].swapaxes(-1, -2)) if x.transposed else weights[x.name] for x in layers}
+
+
+def _model_input(port: Any, shape: tuple[int, int], ids: NDArray[np.int64] | None) -> NDArray[Any]:
+    """A value for an input of the whole model, for a batch of this shape without padding."""
+    name, (rows, length) = port.get_any_name(), shape
+    kind = port.get_element_type().to_dtype() if port.get_element_type() != ov.Type.bf16 else np.dtype(np.uint16)
+    if name == "input_ids":
+        return np.zeros(shape, kind) if ids is None else ids.astype(kind)
+    if name == "attention_mask":
+        return np.ones(shape, kind)
+    if name == "position_ids":
+        leading = [d.get_length() for d in list(port.get_partial_shape())[:-2]]
+        return np.broadcast_to(np.arange(length, dtype=kind), (*leading, rows, length)).copy()
+    if name == "beam_idx":
+        return np.arange(rows, dtype=kind)
+    if name == "token_type_ids":
+        return np.zeros(shape, kind)
+    fixed = [d.get_length() if d.is_static else None for d in port.get_partial_shape()]
+    # Hidden states and placeholders, of which the shape alone counts; the table of an embedding needs one row.
+    dynamic = iter((rows, length) if name == HIDDEN else (1,) * len(fixed))
+    return np.zeros([next(dynamic) if d is None else d for d in fixed], kind)

@@ -1,0 +1,288 @@
+"""The skeleton taken apart into decoder blocks that run one at a time.
+
+Every weight of a section, its incoming hidden state and its *ambient* values (masks, rotary tables, the empty cache) are inputs of its
+model, so a block runs with whatever weights it is given, and nothing of the rest is computed. All sections come out of one reading of the IR,
+the ambient values out of a second one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import openvino as ov
+from openvino import opset13 as ops
+
+from llmcomp.graph.blocks import Cutter
+from llmcomp.graph.layer import Layer
+from llmcomp.graph.model import ModelGraph
+
+HIDDEN, AMBIENT, WEIGHT = "llmcomp.hidden", "llmcomp.ambient.", "llmcomp.layer."
+
+
+class UndividedError(Exception):
+    """The blocks of this model cannot be told apart; the reason is for the report."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the model, ready to compile.
+
+    Its inputs are `llmcomp.hidden` (but for the first), `llmcomp.ambient.N` and one f32 `llmcomp.layer.NAME` for each layer, in the
+    orientation in which the graph holds it (`Layer.transposed`). Its outputs are the outgoing hidden state, unless it is the last, and then
+    the sites.
+    """
+
+    name: str
+    layers: tuple[Layer, ...]
+    model: ov.Model
+    ambient: tuple[str, ...]
+    """Names of the ambient inputs."""
+    sites: tuple[tuple[str, ...], ...]
+    """For each site the names of the layers that read it."""
+    last: bool
+    """It ends with the model: no hidden state comes out."""
+
+
+@dataclass(frozen=True)
+class Sections:
+    """`ambient` gives the ambient values of all sections, by name; its inputs are the model's own, its weights and hidden states may be
+    zeros: they count by their shapes only."""
+
+    parts: tuple[Section, ...]
+    ambient: ov.Model
+    ambient_names: tuple[str, ...]
+    embedding: Layer | None
+    """Layer whose rows the token ids look up, as input of the first section with rows of any number."""
+
+
+def divide(graph: ModelGraph, sites_wanted: Callable[[Layer], bool]) -> Sections:
+    """The sections of a graph: what lies before the first block, each block, and what lies behind the last.
+
+    Sites are given out for the layers that `sites_wanted` names. What follows the last block is left out if it holds no such layer.
+
+    Raises:
+        UndividedError: no blocks, blocks that do not follow each other, or a state that does not start empty.
+    """
+    return _Divider(graph, sites_wanted).divide()
+
+
+class _Divider:
+    def __init__(self, graph: ModelGraph, sites_wanted: Callable[[Layer], bool]) -> None:
+        self.graph, self.sites_wanted = graph, sites_wanted
+        self.model = ov.Core().read_model(graph.skeleton.xml)
+        self.order = {node.get_name(): i for i, node in enumerate(self.model.get_ordered_ops())}
+        self.readers = {layer.name: self._readers(layer) for layer in graph.layers}
+        self.ambient: dict[tuple[int, int], str] = {}
+        """(place of an operation in the model's order, output) -> name of the ambient value."""
+        self.placed: dict[str, Any] = {}
+        """Layer name -> the f32 Parameter that stands for it."""
+
+    def divide(self) -> Sections:
+        blocks = sorted({layer.block for layer in self.graph.layers if layer.block is not None})
+        if not blocks:
+            raise UndividedError("no layer's name tells its block")
+        _forget_state(self.model)
+        groups: list[tuple[str, list[Layer]]] = [(f"block {b}", [x for x in self.graph.layers if x.block == b]) for b in blocks]
+        cuts = self._cuts([layers for _, layers in groups])
+        after = [x for x in self.graph.layers if x.block is None and "Gather" not in x.ops and self.sites_wanted(x)]
+        ends: list[Any] = list(cuts)
+        groups.insert(0, ("embedding", [x for x in self.graph.layers if x.block is None and "Gather" in x.ops]))
+        if after:
+            groups.append(("head", after))
+            ends.append(None)
+        embedding = self._embedding(groups[0][1])
+        for layer in self.graph.layers:
+            self._place(layer, layer is embedding)
+        first_cut = self.order[cuts[0].get_name()]
+        hidden = [None, *(_part(cut) for cut in cuts)]
+        parts = tuple(
+            self._section(name, layers, start, end) for (name, layers), start, end in zip(groups, hidden[: len(ends)], ends, strict=True)
+        )
+        return Sections(parts, self._ambient_model(first_cut), tuple(self.ambient.values()), embedding)
+
+    def _ambient_model(self, first_cut: int) -> ov.Model:
+        """Gives the ambient values. What they ask hidden states for their shape is computed, from the first cut on."""
+        model = ov.Core().read_model(self.graph.skeleton.xml)
+        nodes = model.get_ordered_ops()
+        _forget_state(model)
+        _part(nodes[first_cut])
+        results = [ops.result(nodes[place].output(index)) for place, index in self.ambient]
+        return ov.Model(results, _parameters_of(results), "ambient")
+
+    def _readers(self, layer: Layer) -> list[Any]:
+        """Operations that read a layer in this reading of the model."""
+        source = self.graph.ir.name(self.graph.sources[layer.name].layer_id)
+        nodes = [n for n in self.model.get_ordered_ops() if n.get_friendly_name() == source and not n.get_input_size()]
+        if len(nodes) != 1:
+            raise UndividedError(f"{len(nodes)} constants are called {source}")
+        return [nodes[0], *_behind_converts(nodes[0])]
+
+    def _cuts(self, groups: Sequence[Sequence[Layer]]) -> list[Any]:
+        """The hidden values before the first block, between blocks and after the last."""
+        cutter = Cutter(self.model)
+        cuts: list[Any] = []
+        for layers in groups:
+            positions = [cutter.order[t.get_node().get_name()] for x in layers for t in self.readers[x.name][1:]]
+            before = [c for c in cutter.cuts if cutter.order[c.get_name()] < min(positions)]
+            after = [c for c in cutter.cuts if cutter.order[c.get_name()] > max(positions)]
+            if not before or not after or (cuts and cutter.order[cuts[-1].get_name()] > cutter.order[before[-1].get_name()]):
+                raise UndividedError(f"the hidden state is not one value around {layers[0].name}")
+            cuts += [after[0]] if cuts else [before[-1], after[0]]
+        return cuts
+
+    def _embedding(self, layers: Sequence[Layer]) -> Layer | None:
+        """The table that tokens are looked up in: rows of others may be needed by number."""
+        for layer in layers:
+            for target in self.readers[layer.name][1:]:
+                node = target.get_node()
+                if node.get_type_name() == "Gather" and _comes_from(node.input_value(1), "input_ids"):
+                    return layer
+        return None
+
+    def _place(self, layer: Layer, any_rows: bool) -> None:
+        source, *targets = self.readers[layer.name]
+        shape = source.get_output_partial_shape(0)
+        if any_rows:
+            # Its MatMul, if it is tied to the last layer, keeps the placeholder: only rows of used tokens are given here.
+            shape[0] = ov.Dimension()
+            targets = [t for t in targets if t.get_node().get_type_name() == "Gather"]
+        parameter = ops.parameter(shape, ov.Type.f32, name=WEIGHT + layer.name)
+        parameter.output(0).set_names({WEIGHT + layer.name})
+        for target in targets:
+            target.replace_source_output(parameter.output(0))
+        self.placed[layer.name] = parameter
+
+    def _section(self, name: str, layers: list[Layer], start: Any | None, end: Any | None) -> Section:
+        sites: dict[tuple[str, int], tuple[Any, list[str]]] = {}
+        for layer in layers:
+            for target in self.placed[layer.name].output(0).get_target_inputs():
+                node = target.get_node()
+                if node.get_type_name() == "MatMul" and self.sites_wanted(layer):
+                    source = node.input_value(0)
+                    sites.setdefault((source.get_node().get_name(), source.get_index()), (source, []))[1].append(layer.name)
+        outputs = [*([end.output(0)] if end is not None else []), *(source for source, _ in sites.values())]
+        seeds = [start] if start is not None else [self.placed[x.name] for x in layers]
+        inside = self._inside(seeds, [o.get_node() for o in outputs])
+        ambient = self._cut_ambient(inside) if start is not None else ()
+        results = [ops.result(o) for o in outputs]
+        return Section(
+            name,
+            tuple(layers),
+            ov.Model(results, _parameters_of(results), name),
+            ambient,
+            tuple(tuple(readers) for _, readers in sites.values()),
+            end is None,
+        )
+
+    def _inside(self, seeds: Iterable[Any], ends: Iterable[Any]) -> dict[str, Any]:
+        """Operations that depend on the seeds' values and that the ends depend on."""
+        below = {n.get_name() for seed in seeds for n in _walk(seed, _computing_targets)}
+        above = {n.get_name(): n for end in ends for n in _walk(end, _sources)}
+        return {name: node for name, node in above.items() if name in below}
+
+    def _cut_ambient(self, inside: dict[str, Any]) -> tuple[str, ...]:
+        """Replace every value that a section takes from elsewhere by a Parameter; returns their names."""
+        parameters: dict[str, Any] = {}
+        seen: set[str] = set()
+
+        def local(value: Any) -> bool:
+            """Whether a value outside is made of the section's own shapes and of constants, in part at least."""
+            return any(self._is_local_leaf(n, inside) for n in _walk(value.get_node(), lambda n: _sources(n, inside)))
+
+        def visit(node: Any) -> None:
+            if node.get_name() in seen:
+                return
+            seen.add(node.get_name())
+            for port in node.inputs():
+                value = port.get_source_output()
+                source = value.get_node()
+                kind = source.get_type_name()
+                if source.get_name() in inside or kind == "Constant" or source.get_friendly_name().startswith((HIDDEN, WEIGHT, AMBIENT)):
+                    continue
+                if all(n.get_type_name() == "Constant" for n in _walk(source, _sources) if not n.get_input_size()):
+                    continue
+                if kind != "Parameter" and local(value):
+                    visit(source)
+                    continue
+                parameter = self._ambient_parameter(value, parameters)
+                port.replace_source_output(parameter.output(0))
+
+        for node in inside.values():
+            visit(node)
+        return tuple(parameters)
+
+    def _is_local_leaf(self, node: Any, inside: dict[str, Any]) -> bool:
+        if node.get_type_name() != "ShapeOf":
+            return False
+        source = node.input_value(0).get_node()
+        return source.get_name() in inside or source.get_friendly_name().startswith(HIDDEN)
+
+    def _ambient_parameter(self, value: Any, parameters: dict[str, Any]) -> Any:
+        key = (self.order[value.get_node().get_name()], value.get_index())
+        name = self.ambient.setdefault(key, f"{AMBIENT}{len(self.ambient)}")
+        if name not in parameters:
+            parameters[name] = ops.parameter(value.get_partial_shape(), value.get_element_type(), name=name)
+            parameters[name].output(0).set_names({name})
+        return parameters[name]
+
+
+def _part(cut: Any) -> Any:
+    """Whatever computes with the value of a cut reads a Parameter from now on; what only asks for its shape keeps asking."""
+    parameter = ops.parameter(cut.output(0).get_partial_shape(), cut.output(0).get_element_type(), name=HIDDEN)
+    parameter.output(0).set_names({HIDDEN})
+    for target in cut.output(0).get_target_inputs():
+        if target.get_node().get_type_name() not in ("ShapeOf", "Result"):
+            target.replace_source_output(parameter.output(0))
+    return parameter
+
+
+def _forget_state(model: ov.Model) -> None:
+    """Whatever reads a state reads its initial value."""
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == "ReadValue":
+            if not node.get_input_size():
+                raise UndividedError(f"the state {node.get_friendly_name()} has no initial value in the graph")
+            for target in node.output(0).get_target_inputs():
+                target.replace_source_output(node.input_value(0))
+
+
+def _behind_converts(node: Any) -> list[Any]:
+    """Input ports that read a constant, through a Convert or directly."""
+    found: list[Any] = []
+    for target in node.output(0).get_target_inputs():
+        reader = target.get_node()
+        found += list(reader.output(0).get_target_inputs()) if reader.get_type_name() == "Convert" else [target]
+    return found
+
+
+def _comes_from(value: Any, name: str) -> bool:
+    while value.get_node().get_type_name() in ("Convert", "Reshape", "Unsqueeze"):
+        value = value.get_node().input_value(0)
+    return name in value.get_names()
+
+
+def _sources(node: Any, stop: dict[str, Any] | None = None) -> list[Any]:
+    if stop is not None and (node.get_name() in stop or node.get_type_name() == "ShapeOf"):
+        return []
+    return [value.get_node() for value in node.input_values()]
+
+
+def _computing_targets(node: Any) -> list[Any]:
+    return [t.get_node() for o in node.outputs() for t in o.get_target_inputs() if t.get_node().get_type_name() != "ShapeOf"]
+
+
+def _walk(node: Any, neighbours: Callable[[Any], list[Any]]) -> list[Any]:
+    seen, stack = {node.get_name(): node}, [node]
+    while stack:
+        for other in neighbours(stack.pop()):
+            if other.get_name() not in seen:
+                seen[other.get_name()] = other
+                stack.append(other)
+    return list(seen.values())
+
+
+def _parameters_of(results: Sequence[Any]) -> list[Any]:
+    found = {n.get_name(): n for r in results for n in _walk(r, _sources) if n.get_type_name() == "Parameter"}
+    return list(found.values())

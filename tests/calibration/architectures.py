@@ -1,0 +1,42 @@
+"""Tiny random models of the architectures that calibration must divide into blocks, made by transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+SIZES = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
+LLAMA = {**SIZES, "intermediate_size": 128, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {**LLAMA, "head_dim": 16}),
+    "qwen3": ("Qwen3Config", {**LLAMA, "head_dim": 16}),
+    "gemma": ("GemmaConfig", {**LLAMA, "head_dim": 16}),
+    "gemma2": ("Gemma2Config", {**LLAMA, "head_dim": 16, "sliding_window": 32}),
+    "phi3": ("Phi3Config", LLAMA),
+    "gpt2": (
+        "GPT2Config",
+        {"vocab_size": 96, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": 0, "eos_token_id": 0},
+    ),
+    "opt": ("OPTConfig", {**SIZES, "ffn_dim": 128, "word_embed_proj_dim": 64, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}),
+    "qwen3_moe": ("Qwen3MoeConfig", {**LLAMA, "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}),
+}
+
+
+def save(name: str, folder: Path) -> Any:
+    """Write the checkpoint in float32 and return the model."""
+    import torch
+    import transformers
+
+    kind, settings = CONFIGS[name]
+    config = getattr(transformers, kind)(**settings)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            # Norms and biases off their starting values: the exporter drops a product with ones and a sum with zeros.
+            if parameter.ndim == 1:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+            elif "expert" not in key:
+                parameter.copy_(torch.randn_like(parameter) / parameter.shape[-1] ** 0.5)
+    model.save_pretrained(folder)
+    return model
