@@ -6,7 +6,6 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from itertools import cycle
 from typing import Any
 
 import matplotlib
@@ -49,7 +48,8 @@ def size_against_loss(models: Sequence[Model], loss: str) -> str:
     """A point for each model, with its standard error; `loss` is kl or perplexity."""
     with _style("sizes"):
         figure, axes = _figure(4.0, len(models))
-        for model, color, marker in zip(models, cycle(COLORS), cycle(MARKERS), strict=False):
+        for model in models:
+            color, marker = _mark(model)
             x, y = model["bin_bytes"] / 2**20, model[loss]
             axes.errorbar(
                 x,
@@ -82,7 +82,8 @@ def layer_errors(models: Sequence[Model]) -> str:
     place = {name: i for i, name in enumerate(names)}
     with _style("layers"):
         figure, axes = _figure(4.4, len(models))
-        for model, color, marker in zip(models, cycle(COLORS), cycle(MARKERS), strict=False):
+        for model in models:
+            color, marker = _mark(model)
             points = sorted((place[layer["name"]], layer["relative_error"]) for layer in model["layers"])
             axes.plot(*zip(*points, strict=True), color=color, marker=marker, markersize=3, linewidth=0.8, label=_label(model))
         axes.set_yscale("log")
@@ -119,6 +120,12 @@ def _figure(height: float, models: int) -> tuple[Figure, Axes]:
     figure = Figure((9.5, height + 0.23 * models), layout="constrained")
     FigureCanvasSVG(figure)
     return figure, figure.subplots()
+
+
+def _mark(model: Model) -> tuple[str, str]:
+    """Colour and marker, the same in every plot."""
+    i = int(model["number"]) - 1
+    return COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]
 
 
 def _label(model: Model) -> str:

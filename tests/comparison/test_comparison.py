@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from llmcomp.comparison import COLUMNS, check_output
-from llmcomp.comparison.plots import layer_errors, size_against_loss
+from llmcomp.comparison.plots import COLORS, layer_errors, size_against_loss
 from llmcomp.comparison.record import short_names
 from llmcomp.errors import OutputError
 
@@ -60,3 +60,11 @@ def test_plots_take_the_page_s_colour_and_no_formulas() -> None:
         assert all(f"{i}  _$x_{i}$&lt;&amp;" in svg for i in range(1, 10))
     assert "(MiB)" in size_against_loss(models, "kl") and "log scale" in layer_errors(models)
     assert layer_errors(models) == layer_errors(models)
+
+
+def test_a_model_looks_the_same_in_every_plot() -> None:
+    layers = [{"name": "m", "format": "int4", "relative_error": 0.01}]
+    models = [model(str(i), bin_bytes=i << 20, kl=0.1 * i, layers=layers) for i in (1, 2, 3)]
+    assert (
+        COLORS[2] in size_against_loss(models, "kl") and COLORS[2] in layer_errors(models[2:]) and COLORS[0] not in layer_errors(models[2:])
+    )
