@@ -18,10 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcomp import formats, kernels, planning
 from llmcomp.algorithms import awq, equalize
-from llmcomp.algorithms.awq import quadratic_loss
-from llmcomp.algorithms.search import scale_estimation, search
 from llmcomp.calibration.runner import OpenSection, Runner
 from llmcomp.formats import CompressedWeight
 from llmcomp.graph.factors import Factors, make_factors
@@ -29,13 +26,12 @@ from llmcomp.graph.folds import Fold
 from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph
 from llmcomp.graph.sections import Section, Sections
-from llmcomp.kernels import Given
-from llmcomp.planning import Plan, Scheme
+from llmcomp.planning import Plan
+from llmcomp.solving import Moments, roundtrip, solve
 
+TINY = 1e-30
 SAMPLED_ROWS = 256
 """Rows of a weight by which the factors of a fold are chosen."""
-RULES = {planning.SEARCH: search, planning.SCALE_ESTIMATION: scale_estimation}
-
 Put = Callable[[Layer, CompressedWeight, float, float], None]
 """(layer, its compressed weight with f32 scales, relative squared error of its weights, seconds)."""
 
@@ -114,9 +110,11 @@ class _Stage:
         del statistics
         found = [self._factors(fold, weights, hessians) for fold in folds]
         factors = make_factors(self.graph, [t for t, _ in found], folds)
-        for layer in section.layers:
-            if self.schemes[layer.name].is_calibrated and layer.name in hessians:
-                weights[layer.name] = self._compress(layer, weights[layer.name], hessians[layer.name], factors)
+        by_name = {layer.name: layer for layer in section.layers}
+        for names in section.sites:
+            asked = [by_name[name] for name in names if self.schemes[name].is_calibrated]
+            if asked:
+                weights |= self._compress_site(asked, weights, hessians[names[0]], factors)
         if not section.last:
             opened.advance(weights)
         return found
@@ -136,65 +134,30 @@ class _Stage:
         for name in names:
             w, scheme = weights[name], self.schemes[name]
             picked = np.ascontiguousarray(w[_spread(len(w))])
-            readers.append(awq.Reader(picked, hessians[name], fold.readers[name], len(w) / len(picked), partial(_roundtrip, scheme)))
+            readers.append(awq.Reader(picked, hessians[name], fold.readers[name], len(w) / len(picked), partial(roundtrip, scheme)))
         t, (alpha, beta) = awq.choose_factors(fold.channels, readers, fold.free)
         return t, {"alpha": alpha, "beta": beta}
 
-    def _compress(self, layer: Layer, w: NDArray[np.float32], hessian: NDArray[np.float32], factors: Factors) -> NDArray[np.float32]:
-        """Compress one layer and hand it on; returns what it is now, without the factors."""
-        started = time.perf_counter()
-        scheme = self.schemes[layer.name]
-        columns = factors.columns.get(layer.name, np.ones(w.shape[1], np.float32))
-        scale_rows = factors.rows.get(layer.name, np.ones(len(w), np.float32))
-        folded = w * columns * scale_rows[:, None]
-        h = hessian / np.outer(columns, columns)
-        weight = _solve(scheme, folded, h)
-        plain = _quantize(scheme, folded, None)
-        back = weight.stored().dequantize()
-        loss, plain_loss = (float(quadratic_loss(x - folded, h).sum()) for x in (back, plain.stored().dequantize()))
-        if loss > plain_loss:
-            weight, back = plain, plain.stored().dequantize()
-        power = float(quadratic_loss(folded, h).sum())
-        error = float(np.square(back - folded, dtype=np.float64).sum()) / max(float(np.square(folded, dtype=np.float64).sum()), 1e-30)
-        self.put(layer, weight, error, time.perf_counter() - started)
-        self.told[layer.name] = {
-            "output_error": min(loss, plain_loss) / max(power, 1e-30),
-            "plain_error": plain_loss / max(power, 1e-30),
-            "kept": "plain" if loss > plain_loss else "calibrated",
-        }
-        return back / columns / scale_rows[:, None]
+    def _compress_site(
+        self, layers: Sequence[Layer], weights: Mapping[str, NDArray[np.float32]], hessian: NDArray[np.float32], factors: Factors
+    ) -> dict[str, NDArray[np.float32]]:
+        """Compress the layers that share a site and hand them on; returns what they are now, without the factors."""
+        columns = factors.columns.get(layers[0].name, np.ones(len(hessian), np.float32))
+        moments = Moments(hessian / np.outer(columns, columns))
+        found: dict[str, NDArray[np.float32]] = {}
+        for layer in layers:
+            started = time.perf_counter()
+            scale_rows = factors.rows.get(layer.name, np.ones(len(weights[layer.name]), np.float32))[:, None]
+            w = weights[layer.name] * columns * scale_rows
+            weight, told = solve(self.schemes[layer.name], w, moments)
+            back = weight.stored().dequantize()
+            error = float(np.square(back - w, dtype=np.float64).sum()) / max(float(np.square(w, dtype=np.float64).sum()), TINY)
+            self.put(layer, weight, error, time.perf_counter() - started)
+            self.told[layer.name] = told
+            found[layer.name] = back / columns / scale_rows
+        return found
 
 
 def _spread(rows: int) -> NDArray[np.int64]:
     """Evenly spaced rows."""
     return np.unique(np.linspace(0, rows - 1, min(rows, SAMPLED_ROWS)).astype(np.int64))
-
-
-def _roundtrip(scheme: Scheme, w: NDArray[np.float32], h: NDArray[np.float32]) -> NDArray[np.float32]:
-    rule: Any = RULES.get(scheme.rule, scheme.rule)
-    return kernels.roundtrip_rows(
-        formats.get(scheme.format), w, scheme.group_size, rule, Given(importance=np.ascontiguousarray(h, np.float32))
-    )
-
-
-def _quantize(scheme: Scheme, w: NDArray[np.float32], h: NDArray[np.float32] | None) -> CompressedWeight:
-    """Nearest codes; the scheme's own rule with `h`, the format's without."""
-    fmt = formats.get(scheme.format)
-    if h is None:
-        return formats.quantize(fmt, w, scheme.group_size, fmt.best_rule)
-    rule: Any = RULES.get(scheme.rule, scheme.rule)
-    tile = kernels.quantize_rows(fmt, w, scheme.group_size, rule, Given(importance=h))
-    return _unpacked(fmt, w.shape, scheme, tile)
-
-
-def _unpacked(fmt: formats.Format, shape: tuple[int, ...], scheme: Scheme, tile: kernels.Tile) -> CompressedWeight:
-    grouped = formats.grouped_shape(shape, scheme.group_size)
-    zero_point = None
-    if tile.zero_point is not None:
-        zero_point = formats.unpack(tile.zero_point, str(fmt.zero_point_type), (*grouped[:-1], 1))
-    codes = formats.unpack(tile.codes, fmt.code_type, grouped)
-    return CompressedWeight(fmt, shape, scheme.group_size, codes, tile.scale, zero_point, scheme.rule)
-
-
-def _solve(scheme: Scheme, w: NDArray[np.float32], hessian: NDArray[np.float32]) -> CompressedWeight:
-    return _quantize(scheme, w, np.ascontiguousarray(np.diagonal(hessian)))

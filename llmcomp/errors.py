@@ -62,6 +62,12 @@ class HubError(LlmcompError):
     exit_code = 4
 
 
+class CalibrationError(LlmcompError):
+    """Calibration data that is missing, broken, or not what its name says."""
+
+    exit_code = 4
+
+
 class ArchitectureError(LlmcompError):
     """An architecture that the exporter does not know, or whose tensors are not those of the checkpoint."""
 

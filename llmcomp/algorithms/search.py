@@ -27,10 +27,11 @@ def search(xp: Namespace, fmt: Format, w: Any, importance: Any = None) -> Mappin
 
 
 def scale_estimation(xp: Namespace, fmt: Format, w: Any, importance: Any) -> Mapping[str, Any]:
-    """As `search`, with what each input's second moment says of it [1, groups, size] as the only weight of its error."""
-    # A broadcast product, so that the weights have w's shape in every kind of namespace.
-    ones = xp.where(xp.less(xp.abs(w), 0.0), 0.0, 1.0)
-    return _least(xp, fmt, w, xp.multiply(ones, importance))
+    """As `search`, without the weight's own magnitude: each error counts with its input's second moment [1, groups, size] alone.
+
+    That is the loss of the layer's output if inputs were uncorrelated, and where second-order rounding starts from.
+    """
+    return _least(xp, fmt, w, importance)
 
 
 def _least(xp: Namespace, fmt: Format, w: Any, weight: Any) -> Mapping[str, Any]:

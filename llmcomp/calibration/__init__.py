@@ -1,7 +1,13 @@
-"""What a model sees when it reads: token rows pushed through it block by block, statistics of every layer's input.
+"""What a model sees when it reads: text or chats as token rows, pushed through it block by block, and statistics of every layer's input.
 
-comes in: token rows, a ModelGraph
-goes out: SiteStatistics of each block, hidden states behind it
-may import: errors, graph, kernels
-read first: runner.py
+comes in: what --dataset says and the tokenizer of the source, or an int4 model that writes the text itself; the sections of a graph
+goes out: Samples, rows of token ids without padding; SiteStatistics of each section
+may import: graph, kernels, options, checkpoint, errors, imports
+read first: load.py for the data, runner.py for the blocks
 """
+
+from llmcomp.calibration.load import load_samples, samples_of
+from llmcomp.calibration.samples import Samples
+from llmcomp.calibration.self_text import Starts, self_text, starts_of
+
+__all__ = ["Samples", "Starts", "load_samples", "samples_of", "self_text", "starts_of"]

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from llmcomp.checkpoint.ask import ASK_SECONDS, is_network, tell, within
 from llmcomp.errors import CheckpointError, HubError
 
 WANTED = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]
 UNWANTED = ["*/*", "consolidated*.safetensors"]
 """Other layouts of the same weights: subfolders, and the files of Mistral's own runtime."""
-ASK_SECONDS = 4.0
-"""How long the hub may take to answer the first question; an export must not hang before it has begun."""
 REMEDY = "Check the network, or give a local folder; a model that is in the hub client's cache works offline"
 
 
@@ -55,7 +51,7 @@ def download(repo: str, revision: str | None, token: str | None, cache_dir: str 
     if offline or constants.HF_HUB_OFFLINE:
         return cached("the hub is not asked (offline)")
     try:
-        info = _within(ASK_SECONDS, lambda: hub.HfApi().model_info(repo, revision=revision, token=token, timeout=ASK_SECONDS))
+        info = within(ASK_SECONDS, lambda: hub.HfApi().model_info(repo, revision=revision, token=token, timeout=ASK_SECONDS))
     except errors.GatedRepoError:
         raise HubError(repo, "its owner asks you to accept terms first", "Accept them on the model's page, then give --token") from None
     except errors.RevisionNotFoundError:
@@ -65,16 +61,16 @@ def download(repo: str, revision: str | None, token: str | None, cache_dir: str 
             repo, "no such folder, and the hub knows no such model, or it is private", "Check the name, or give --token"
         ) from None
     except Exception as error:
-        if not _is_network(error):
+        if not is_network(error):
             raise
-        return cached(f"the hub cannot be reached ({_tell(error)})")
+        return cached(f"the hub cannot be reached ({tell(error)})")
     _check_files(repo, [f.rfilename for f in info.siblings or []])
     try:
         return snapshot(False)
     except Exception as error:
-        if not _is_network(error):
+        if not is_network(error):
             raise
-        raise HubError(repo, f"the download broke off ({_tell(error)})", "Repeat the command: files that are complete are kept") from None
+        raise HubError(repo, f"the download broke off ({tell(error)})", "Repeat the command: files that are complete are kept") from None
 
 
 def _check_files(repo: str, names: list[str]) -> None:
@@ -86,39 +82,3 @@ def _check_files(repo: str, names: list[str]) -> None:
         raise CheckpointError(repo, f"the repository has no safetensors files of a Hugging Face model ({held})", remedy)
     if "config.json" not in names:
         raise CheckpointError(repo, "the repository has no config.json", "Choose the repository of the whole model; an adapter is not one")
-
-
-def _within(seconds: float, ask: Callable[[], Any]) -> Any:
-    """The answer of `ask`, or TimeoutError. The client's own limit starts anew for each address of the hub, and not before its name is found."""
-    answer: list[Any] = []
-    trouble: list[Exception] = []
-
-    def run() -> None:
-        try:
-            answer.append(ask())
-        except Exception as error:
-            trouble.append(error)
-
-    # A daemon: a question that hangs must not keep the process from ending.
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if trouble:
-        raise trouble[0]
-    if not answer:
-        raise TimeoutError(f"no answer within {seconds:g} s")
-    return answer[0]
-
-
-def _is_network(error: Exception) -> bool:
-    """Also the disk: OSError. The client's HTTP library, which has changed once, has its own hierarchy."""
-    from huggingface_hub import errors
-
-    foreign = type(error).__module__.split(".")[0] in ("httpx", "httpcore", "requests", "urllib3")
-    return foreign or isinstance(error, (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError))
-
-
-def _tell(error: Exception) -> str:
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    lines = str(error).strip().splitlines()
-    return f"it answers {status}" if status else (lines[0][:200] if lines else type(error).__name__)

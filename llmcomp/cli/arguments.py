@@ -10,7 +10,7 @@ from llmcomp.options.table import OPTIONS, Option
 if TYPE_CHECKING:
     from llmcomp.options import ExportOptions
 
-TITLES = {"source": "source", "compression": "compression", "output": "output", "run": "run"}
+TITLES = {"source": "source", "compression": "compression", "calibration": "calibration", "output": "output", "run": "run"}
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str, model_flag: bool = False) -> None:

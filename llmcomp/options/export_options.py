@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, ValidationError, field_serializer, model_validator
 
 from llmcomp.errors import OptionError
 from llmcomp.options.rules import Override, did_you_mean
@@ -51,6 +51,12 @@ class ExportOptions(BaseModel):
     scale_estimation: bool = False
     gptq: bool = False
     sensitivity_metric: Literal["weight_quantization_error"] = "weight_quantization_error"
+    # Not of the compression: statistics of the data are of use beside a plan, too.
+    dataset: str | tuple[str, ...] | None = None
+    dataset_column: str | None = None
+    dataset_config: str | None = None
+    num_samples: int = Field(default=128, ge=1)
+    sequence_length: int = Field(default=256, ge=1)
     seed: int = Field(default=0, ge=0)
 
     overwrite: bool = False
@@ -80,6 +86,7 @@ class ExportOptions(BaseModel):
                 "group_size 0", "a group holds at least one weight", "Give a positive size, or -1 for one scale per output channel"
             )
         _ = self.overrides  # parsed for its errors
+        self._check_dataset()
         if self.plan is not None:
             idle = [option for option in OPTIONS if option.compression and option.field in self.model_fields_set]
             if self.recipe is not None or idle:
@@ -88,6 +95,22 @@ class ExportOptions(BaseModel):
             if not self.plan.is_file():
                 raise OptionError(f"--plan {self.plan}", "there is no such file", "Write one with `llmcomp plan MODEL -o FILE`")
         return self
+
+    def _check_dataset(self) -> None:
+        given = [f for f in ("dataset_column", "dataset_config", "num_samples", "sequence_length") if f in self.model_fields_set]
+        if self.dataset is None and given:
+            raise OptionError(_flag(given[0]), "it says how to read --dataset, which is not given", "Give --dataset, or leave it out")
+        if self.dataset is not None and not self.dataset:
+            raise OptionError("--dataset", "it is empty", "Name data, or leave it out")
+        if self.dataset == "auto":
+            for field in ("dataset_column", "dataset_config"):
+                if getattr(self, field) is not None:
+                    raise OptionError(_flag(field), "with --dataset auto the model writes the text", "Leave it out")
+
+    @field_serializer("dataset", when_used="json")
+    def _tell_dataset(self, dataset: str | tuple[str, ...] | None) -> str | None:
+        """Reports hold what was said, not the texts themselves."""
+        return f"{len(dataset)} texts" if isinstance(dataset, tuple) else dataset
 
 
 def _as_option_error(error: ValidationError) -> OptionError:

@@ -34,7 +34,7 @@ class Option:
     compression: bool = False
 
 
-SOURCE, COMPRESSION, OUTPUT, RUN = "source", "compression", "output", "run"
+SOURCE, COMPRESSION, CALIBRATION, OUTPUT, RUN = "source", "compression", "calibration", "output", "run"
 
 OPTIONS: tuple[Option, ...] = (
     Option(
@@ -243,6 +243,49 @@ OPTIONS: tuple[Option, ...] = (
         choices=("weight_quantization_error",),
         compression=True,
     ),
+    Option(
+        "dataset",
+        ("--dataset",),
+        CALIBRATION,
+        "Calibration data: a .txt, .jsonl or .parquet file of texts or chats, or a folder of these; wikitext2, c4 or gsm8k, as optimum-intel "
+        "has them; another dataset of the hub, ID[:SPLIT]; auto: text that the model itself writes.",
+        metavar="DATA",
+        default_text="none",
+    ),
+    Option(
+        "dataset_column",
+        ("--dataset-column",),
+        CALIBRATION,
+        "Column of .jsonl, .parquet or a hub dataset that holds texts, or chats as lists of messages with role and content.",
+        metavar="NAME",
+        default_text="text, else messages",
+    ),
+    Option(
+        "dataset_config",
+        ("--dataset-config",),
+        CALIBRATION,
+        "Configuration of a hub dataset.",
+        metavar="NAME",
+        default_text="the dataset's own default",
+    ),
+    Option(
+        "num_samples",
+        ("--num-samples",),
+        CALIBRATION,
+        "Rows of calibration data: the first windows of the texts, the first chats.",
+        kind="integer",
+        default=128,
+    ),
+    Option(
+        "sequence_length",
+        ("--sequence-length",),
+        CALIBRATION,
+        "Tokens of a row. With 128 rows the default gives 32768 tokens, more than the inputs of any layer of an 8 B model, which second "
+        "moments need; and few tokens of a row lack context.",
+        kind="integer",
+        default=256,
+        default_text="256, or all positions of a model that has fewer",
+    ),
     Option("seed", ("--seed",), COMPRESSION, "Seed of everything random.", kind="integer", default=0),
     Option(
         "overwrite",
@@ -257,7 +300,7 @@ OPTIONS: tuple[Option, ...] = (
         "no_tokenizer",
         ("--no-tokenizer", "--disable-convert-tokenizer"),
         OUTPUT,
-        "Write no tokenizer and do not ask the source for one.",
+        "Write no tokenizer and do not ask the source for one, except to read --dataset.",
         kind="switch",
         default=False,
         commands=(EXPORT,),

@@ -10,7 +10,7 @@ import pytest
 from llmcomp.cli import main
 from llmcomp.cli.arguments import add_arguments, options_of
 from llmcomp.options import ExportOptions
-from llmcomp.options.table import EXPORT, OPTIONS
+from llmcomp.options.table import CALIBRATION, EXPORT, OPTIONS
 
 
 def parsed(*arguments: str) -> ExportOptions:
@@ -26,8 +26,10 @@ def test_every_option_reaches_its_field() -> None:
             continue
         for flag in option.flags:
             value = [] if option.kind == "switch" else [option.choices[0] if option.choices else samples[option.kind]]
-            got = parsed("m", "out", flag, *value)
-            assert got.model_fields_set == {"model", "output", option.field}, flag
+            # How data is read is said of data alone.
+            beside = ["--dataset", "x"] if option.group == CALIBRATION else []
+            got = parsed("m", "out", *beside, flag, *value)
+            assert got.model_fields_set == {"model", "output", option.field, *(["dataset"] if beside else [])}, flag
 
 
 def test_what_is_not_given_is_left_to_the_defaults() -> None:

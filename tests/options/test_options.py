@@ -34,6 +34,17 @@ def test_the_table_and_the_options_agree() -> None:
         ({"plan": Path("no-such-plan")}, "no such file"),
         ({"plan": Path("p"), "ratio": 0.5}, "--ratio"),
         ({"plan": Path("p"), "recipe": "r"}, "--recipe"),
+        ({"num_samples": 4}, "--num-samples.*--dataset, which is not given"),
+        ({"sequence_length": 4}, "--sequence-length.*--dataset, which is not given"),
+        ({"dataset_column": "a"}, "--dataset-column.*--dataset, which is not given"),
+        ({"dataset_config": "a"}, "--dataset-config.*--dataset, which is not given"),
+        ({"dataset": "x.txt", "num_samples": 0}, "num_samples 0"),
+        ({"dataset": "x.txt", "sequence_length": 0}, "sequence_length 0"),
+        ({"dataset": ""}, "--dataset: it is empty"),
+        ({"dataset": []}, "--dataset: it is empty"),
+        ({"dataset": 5}, "dataset 5"),
+        ({"dataset": "auto", "dataset_column": "a"}, "--dataset-column: with --dataset auto the model writes"),
+        ({"dataset": "auto", "dataset_config": "a"}, "--dataset-config: with --dataset auto the model writes"),
     ],
 )
 def test_what_makes_no_sense_is_named(values: dict[str, object], words: str) -> None:
@@ -44,6 +55,18 @@ def test_what_makes_no_sense_is_named(values: dict[str, object], words: str) -> 
 def test_the_token_is_no_ones_business() -> None:
     options = ExportOptions(model="m", token="hf_secret")
     assert "hf_secret" not in repr(options) and "hf_secret" not in options.model_dump_json()
+
+
+def test_a_report_does_not_hold_the_texts() -> None:
+    options = ExportOptions(model="m", dataset=["the rain", "the land"])
+    assert options.dataset == ("the rain", "the land") and options.model_dump(mode="json")["dataset"] == "2 texts"
+    assert ExportOptions(model="m", dataset="x.txt").model_dump(mode="json")["dataset"] == "x.txt"
+
+
+def test_data_is_of_use_beside_a_plan(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").touch()
+    options = ExportOptions(model="m", plan=tmp_path / "plan.json", dataset="x.txt", num_samples=4)
+    assert (options.dataset, options.num_samples, options.sequence_length) == ("x.txt", 4, 256)
 
 
 def test_an_override_may_hold_an_equals_sign() -> None:
