@@ -31,6 +31,8 @@ from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph, flat_rows
 from llmcomp.graph.sections import Sections, divide
 from llmcomp.graph.skeleton import get_skeleton
+from llmcomp.judge import JudgeError
+from llmcomp.judging import check_judgeable, judge
 from llmcomp.options import ExportOptions
 from llmcomp.planning import Plan, Scheme
 from llmcomp.progress import Progress
@@ -91,6 +93,8 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
         planning.check_options(options)
         check_output(options.output, options.model, options.overwrite)
         checkpoint = _open(options)
+        if options.eval:
+            check_judgeable(checkpoint)
         check_disk(options.output, least_bytes(checkpoint, options))
         samples = samples_of(options, checkpoint) if options.dataset not in (None, AUTO) else None
     with bundle(options.output, options.overwrite) as folder, ExitStack() as stack:
@@ -125,9 +129,11 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
             mode = verify.choose(options.verify, layout.size)
             verified = verify.verify(mode, xml, folder / JOURNAL, graph.layers, layout, done.tail, graph.vocabulary)
             (folder / JOURNAL).unlink()
+        evaluation = _judge(options, checkpoint, folder, run) if options.eval else None
         nbytes = xml.with_suffix(".bin").stat().st_size
         settings = options.model_dump(mode="json", exclude={"token", "output", "quiet", "json_log", "dry_run", "overwrite"})
         report = make_report(graph, plan, layout, done, settings, versions(), run.seconds, verified, run.warnings, nbytes)
+        report["evaluation"] = evaluation
         write_report(report, folder)
     run.progress.finish()
     return Result(options.output, report)
@@ -281,6 +287,16 @@ def _compress(
             return Compressed(writer.outcomes, tail, folded, calibrated.layers if calibrated else {})
     finally:
         kernels.clear_cache()
+
+
+def _judge(options: ExportOptions, checkpoint: Checkpoint, folder: Path, run: _Run) -> dict[str, Any] | None:
+    """Figures for the report. A model that is written and verified is not thrown away because the float one does not run here."""
+    with run.stage("judge"):
+        try:
+            return judge(folder, checkpoint, options.trust_remote_code, run.progress)
+        except JudgeError as error:
+            run.warn(f"not judged: {error}")
+            return None
 
 
 def _workers() -> int:

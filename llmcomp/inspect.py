@@ -60,7 +60,6 @@ def inspect_folder(folder: Path) -> Inspection:
         kinds.setdefault((ir.data(number)["element_type"], group), []).append((prod(shape), stored))
     rows = tuple(Row(t, g, len(v), sum(n for n, _ in v), sum(b for _, b in v)) for (t, g), v in sorted(kinds.items(), key=str))
     info = _rt_info(ir)
-    report = folder / "report.json"
     total = sum(r.weights for r in rows)
     return Inspection(
         rows,
@@ -68,8 +67,17 @@ def inspect_folder(folder: Path) -> Inspection:
         8 * sum(r.bytes for r in rows) / total if total else 0.0,
         next((f"{k} {info[k].get('version', '')}".strip() for k in ("llmcomp", "nncf") if k in info), "unknown"),
         info,
-        json.loads(report.read_text(encoding="utf8")) if report.is_file() else None,
+        _report(folder / "report.json"),
     )
+
+
+def _report(path: Path) -> Mapping[str, Any] | None:
+    """Our report, where there is one; a file of that name from another tool is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and {"schema", "source", "layers", "verified"} <= found.keys() else None
 
 
 CHAIN = ("Convert", "Gather", "Subtract", "Multiply", "Reshape")

@@ -27,7 +27,9 @@ ALLOWED: dict[str, set[str]] = {
     "folding": {"algorithms", "graph", "planning"},
     "solving": {"algorithms", "formats", "kernels", "planning"},
     "calibrating": {"algorithms", "calibration", "formats", "graph", "planning", "solving"},
+    "judging": {"judge", "checkpoint", "errors", "progress"},
     "judge": set(),
+    "comparison": {"judge", "inspect", "errors"},
 }
 """Room -> rooms that it may import. cli and the entry paths may import every room."""
 

@@ -10,9 +10,11 @@ import numpy as np
 import openvino as ov
 import pytest
 
-from llmcomp.errors import NonFiniteWeightError
+from llmcomp.errors import NonFiniteWeightError, OptionError
 from llmcomp.export import export, plan_model
+from llmcomp.judge import JudgeError, evaluate
 from llmcomp.options import ExportOptions
+from tests.checkpoint.gguf_file import write_gguf
 from tests.dequantize import dequantized_ir
 from tests.packed import packed_types
 from tests.tiny import save_shards, tiny_llama
@@ -155,6 +157,34 @@ def test_an_edited_plan_is_obeyed(checkpoint: Path, cache: Any, tmp_path: Path) 
     formats = {layer["name"]: layer["format"] for layer in result.report["layers"]}
     assert formats[chosen["name"]] == "int8_sym"
     assert packed_types(tmp_path / "out" / "openvino_model.xml") == {"u4", "u8", "i8"}
+
+
+def test_a_judged_export(checkpoint: Path, cache: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr("llmcomp.judging.evaluate", lambda *a, **k: given.extend(evaluate(*a, **k)) or given)
+    export(ExportOptions(model=str(checkpoint), output=tmp_path / "out", group_size=32, eval=True))
+    judged = json.loads((tmp_path / "out" / "report.json").read_text())["evaluation"]
+    reference, scores = given
+    assert reference.name == str(checkpoint) and judged["reference_perplexity"] == reference.perplexity
+    assert judged["kl"] == scores.kl > 0 and judged["perplexity"] == scores.perplexity and (judged["windows"], judged["window"]) == (4, 256)
+    assert f"KL {scores.kl:.5f}" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_an_export_that_cannot_be_judged_is_kept(checkpoint: Path, cache: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise JudgeError("was memory short?")
+
+    monkeypatch.setattr("llmcomp.export.judge", refuse)
+    result = export(ExportOptions(model=str(checkpoint), output=tmp_path / "out", group_size=32, eval=True))
+    assert result.report["evaluation"] is None and result.report["warnings"] == ["not judged: was memory short?"]
+    assert (tmp_path / "out" / "openvino_model.xml").is_file()
+
+
+def test_a_gguf_is_not_judged(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf")
+    with pytest.raises(OptionError, match=r"--eval: .*fp32"):
+        export(ExportOptions(model=str(tmp_path / "m.gguf"), output=tmp_path / "out", eval=True))
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_norm_that_is_not_finite_stops_the_export(tmp_path: Path, cache: Any) -> None:

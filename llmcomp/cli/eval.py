@@ -23,6 +23,16 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments, shared with evaluation/perplexity.py."""
+    add_common_arguments(parser)
+    parser.add_argument(
+        "--stride", type=int, help="Tokens between window starts; below the window only new tokens are scored. Default: the window."
+    )
+    parser.add_argument("--windows", type=int, metavar="N", help="Judge on the first N windows only.")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="Also write the scores as JSON.")
+
+
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is judged on what, the same for every command that judges."""
     parser.add_argument("folders", nargs="+", metavar="FOLDER", help="OpenVINO folders to judge.")
     parser.add_argument(
         "--reference", metavar="FOLDER_OR_HF", help="OpenVINO folder, Hugging Face folder or hub id (run in float32) to compare with."
@@ -33,12 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dataset-config", metavar="NAME", help="The dataset's configuration.")
     parser.add_argument("--dataset-column", metavar="NAME", help="Its text column. Default: text, sentence or content.")
     parser.add_argument("--window", type=int, default=512, help="Tokens per window. Default: 512.")
-    parser.add_argument(
-        "--stride", type=int, help="Tokens between window starts; below the window only new tokens are scored. Default: the window."
-    )
-    parser.add_argument("--windows", type=int, metavar="N", help="Judge on the first N windows only.")
     parser.add_argument("--trust-remote-code", action="store_true", help="Run model code that comes with a Hugging Face reference.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="Also write the scores as JSON.")
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -48,7 +53,7 @@ def run(parsed: argparse.Namespace) -> int:
         if parsed.json and not parsed.json.absolute().parent.is_dir():
             raise JudgeError(f"--json {parsed.json}: there is no folder {parsed.json.absolute().parent}. Make it first.")
         text = load_text(parsed.text, parsed.dataset, parsed.dataset_config, parsed.dataset_column)
-        with _Progress() as face:
+        with Windows() as face:
             scores = evaluate(
                 parsed.folders,
                 text,
@@ -73,8 +78,8 @@ def run(parsed: argparse.Namespace) -> int:
     return 0
 
 
-class _Progress:
-    """A bar with the time left on a terminal; else a line now and then. On stderr."""
+class Windows:
+    """Progress over windows: a bar with the time left on a terminal; else a line now and then. On stderr."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -105,7 +110,7 @@ class _Progress:
             self._told = now
             self.tell(f"{done} of {total} windows, about {(now - self._started) / done * (total - done):.0f} s left")
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> Windows:
         if self._bar:
             self._bar.start()
         return self
@@ -157,7 +162,6 @@ def _figures(s: Any) -> dict[str, str]:
 
 def _record(parsed: argparse.Namespace, text: Any, scores: list[Any]) -> dict[str, Any]:
     import hashlib
-    import shlex
     from dataclasses import asdict
     from importlib.metadata import version
 
@@ -167,7 +171,7 @@ def _record(parsed: argparse.Namespace, text: Any, scores: list[Any]) -> dict[st
     # JSON has no infinity.
     told = [{k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(s).items()} for s in scores]
     return {
-        "command": f"{_program()} {shlex.join(sys.argv[1:])}",
+        "command": command_line("perplexity.py"),
         "reference": parsed.reference,
         "text": text.name,
         "text_sha256": hashlib.sha256(content).hexdigest(),
@@ -177,6 +181,9 @@ def _record(parsed: argparse.Namespace, text: Any, scores: list[Any]) -> dict[st
     }
 
 
-def _program() -> str:
-    name = Path(sys.argv[0]).name
-    return "python evaluation/perplexity.py" if name == "perplexity.py" else "llmcomp"
+def command_line(script: str) -> str:
+    """What was called: `llmcomp`, or the script in evaluation/ that stands for it."""
+    import shlex
+
+    program = f"python evaluation/{script}" if Path(sys.argv[0]).name == script else "llmcomp"
+    return f"{program} {shlex.join(sys.argv[1:])}"

@@ -39,6 +39,12 @@ def print_result(result: Result) -> None:
     console.print(table)
     console.print(f"{report['bits_per_weight']} bits per weight; {_mib(report['bytes']['bin'])} in openvino_model.bin")
     console.print(f"verified: {report['verified']}")
+    judged = report["evaluation"]
+    if judged:
+        error = judged["kl_standard_error"]
+        console.print(
+            f"judged: KL {judged['kl']:.5f} ± {error:.5f} nats per token to the checkpoint in float32, top-1 {judged['top1']:.4f}"
+        )
     stages = ", ".join(f"{name} {seconds:.1f}" for name, seconds in report["seconds"].items())
     console.print(f"seconds: {stages}", soft_wrap=True)
     console.print(f"[bold]{escape(str(result.output))}[/bold] is ready; report.md there tells about every layer", soft_wrap=True)

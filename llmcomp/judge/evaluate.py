@@ -47,18 +47,15 @@ def evaluate(
         JudgeError: nothing to judge, too little text, vocabularies that differ, logits that are not finite, a hub that cannot be reached.
     """
     stride = window if stride is None else stride
-    if window < 2 or not 0 < stride <= window:
-        raise JudgeError(f"window {window}, stride {stride}: a window has at least 2 tokens, and a stride lies between 1 and the window.")
-    if limit is not None and limit < 1:
-        raise JudgeError(f"{limit} windows: there is nothing to judge on. Ask for at least one.")
+    check_windows(window, stride, limit)
     for folder in folders:
         require_ir(Path(folder))
     if reference:
-        _check_reference(reference)
+        check_reference(reference)
     tokens = tokenize(tokenizer or tokenizer_source(folders, reference), text.content, trust_remote_code)
-    spans = _spans(tokens, text, window, stride, limit)
+    spans = make_spans(tokens, text, window, stride, limit)
     with ExitStack() as stack:
-        base = _reference(reference, window, trust_remote_code, stack, tell) if reference else None
+        base = open_reference(reference, window, trust_remote_code, stack, tell) if reference else None
         models = []
         for folder in folders:
             tell(f"{folder}: loading")
@@ -70,10 +67,10 @@ def evaluate(
             ids, words = tokens.ids[span.start : span.stop], tokens.words[span.start : span.stop]
             expected = None
             if base is not None and theirs is not None:
-                expected = _log_probabilities(base, ids, theirs)
+                expected = log_probabilities(base, ids, theirs)
                 theirs.add(expected, ids, words, span)
             for model, tally in models:
-                logp = _log_probabilities(model, ids, tally)
+                logp = log_probabilities(model, ids, tally)
                 tally.add(logp, ids, words, span)
                 if expected is not None:
                     tally.compare(expected, logp, span)
@@ -82,7 +79,16 @@ def evaluate(
     return [tally.scores(len(spans), window, stride) for tally in [*tallies, *(t for _, t in models)]]
 
 
-def _spans(tokens: Tokens, text: Text, window: int, stride: int, limit: int | None) -> list[Window]:
+def check_windows(window: int, stride: int, limit: int | None) -> None:
+    """Raises JudgeError for sizes that make no sense."""
+    if window < 2 or not 0 < stride <= window:
+        raise JudgeError(f"window {window}, stride {stride}: a window has at least 2 tokens, and a stride lies between 1 and the window.")
+    if limit is not None and limit < 1:
+        raise JudgeError(f"{limit} windows: there is nothing to judge on. Ask for at least one.")
+
+
+def make_spans(tokens: Tokens, text: Text, window: int, stride: int, limit: int | None) -> list[Window]:
+    """The windows to judge on; a JudgeError if the text gives none, or fewer than asked for."""
     count = len(tokens.ids)
     spans = list(windows(count, window, stride, limit))
     if not spans:
@@ -94,7 +100,8 @@ def _spans(tokens: Tokens, text: Text, window: int, stride: int, limit: int | No
     return spans
 
 
-def _check_reference(source: str) -> None:
+def check_reference(source: str) -> None:
+    """Raises JudgeError if it can be no reference, as far as a look at its files tells."""
     if not Path(source).exists():
         if not is_hub_id(source):
             raise JudgeError(f"reference {source}: no such folder, and not a hub id. Check the name.")
@@ -102,7 +109,8 @@ def _check_reference(source: str) -> None:
         raise JudgeError(f"reference {source}: neither an OpenVINO nor a Hugging Face folder. Give one of these, or a hub id.")
 
 
-def _reference(source: str, window: int, trust: bool, stack: ExitStack, tell: Callable[[str], None]) -> Model:
+def open_reference(source: str, window: int, trust: bool, stack: ExitStack, tell: Callable[[str], None]) -> Model:
+    """The model of an IR folder, a Hugging Face folder or a hub id; the stack closes it."""
     tell(f"{source}: loading the reference")
     if (Path(source) / "openvino_model.xml").is_file():
         return IRModel(Path(source))
@@ -111,7 +119,8 @@ def _reference(source: str, window: int, trust: bool, stack: ExitStack, tell: Ca
     return model
 
 
-def _log_probabilities(model: Model, ids: NDArray[np.int64], tally: Tally) -> NDArray[np.float32]:
+def log_probabilities(model: Model, ids: NDArray[np.int64], tally: Tally) -> NDArray[np.float32]:
+    """Of a window, [length, vocabulary]; the time in the model goes to the tally. A JudgeError for logits that are not finite."""
     started = time.perf_counter()
     logits = model.logits(ids)
     tally.seconds += time.perf_counter() - started

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -64,14 +66,21 @@ class HFModel:
         return JudgeError(f"reference {self._source}: the process that runs it ended with code {code}{memory}. Its last words are above.")
 
     def logits(self, ids: NDArray[np.int64]) -> NDArray[Any]:
+        self._ask(ids=ids.tolist())
+        return self._window[: len(ids)]
+
+    def greedy(self, ids: NDArray[np.int64], count: int, stop: Collection[int]) -> list[int]:
+        """As Model.greedy, without the penalties and sampling that a checkpoint's generation config may ask for."""
+        return [int(token) for token in self._ask(ids=ids.tolist(), greedy=count, stop=sorted(stop)).split()]
+
+    def _ask(self, **request: Any) -> str:
         assert self._child.stdin is not None
         try:
-            self._child.stdin.write(" ".join(map(str, ids.tolist())) + "\n")
+            self._child.stdin.write(json.dumps(request) + "\n")
             self._child.stdin.flush()
         except OSError:
             raise self._died() from None
-        self._answer()
-        return self._window[: len(ids)]
+        return self._answer()
 
     def close(self) -> None:
         """End the child and delete the file."""

@@ -1,11 +1,13 @@
 """The child process of a Hugging Face reference (`python -m llmcomp.judge.hf_reference SOURCE FILE LENGTH TRUST`).
 
-Reads token ids, one window a line, from standard input; writes its logits as f32 [LENGTH, vocabulary] into FILE and says so on standard
-output: `llmcomp:ready VOCABULARY`, then `llmcomp:done` for each window, or `llmcomp:error REASON`.
+Says `llmcomp:ready VOCABULARY` on standard output, then reads requests from standard input, one JSON object a line, and answers each:
+`{"ids": [...]}` with `llmcomp:done`, once the window's logits are in FILE as f32 [LENGTH, vocabulary];
+`{"ids": [...], "greedy": COUNT, "stop": [...]}` with `llmcomp:done TOKEN ...`, the greedy answer. `llmcomp:error REASON` instead of any of these.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -30,8 +32,11 @@ def main(source: str, path: Path, length: int, trust: bool) -> None:
             window = np.memmap(path, np.float32, "r+", shape=(length, vocabulary))
             _say("ready", str(vocabulary))
             for line in sys.stdin:
-                ids = [int(x) for x in line.split()]
-                window[: len(ids)] = _logits(model, ids).numpy()
+                asked = json.loads(line)
+                if "greedy" in asked:
+                    _say("done", " ".join(map(str, _greedy(model, asked["ids"], asked["greedy"], asked["stop"]))))
+                    continue
+                window[: len(asked["ids"])] = _logits(model, asked["ids"]).numpy()
                 window.flush()
                 _say("done")
     except Refused as error:
@@ -61,6 +66,27 @@ def _logits(model: Any, ids: list[int]) -> Any:
         return model(torch.tensor([ids]), use_cache=False).logits[0].float()
     except (RuntimeError, IndexError, ValueError) as error:
         raise Refused(f"it does not run on {len(ids)} tokens ({_first_line(error)}). Try a smaller --window.") from None
+
+
+def _greedy(model: Any, ids: list[int], count: int, stop: list[int]) -> list[int]:
+    import torch
+    from transformers import GenerationConfig
+
+    # The checkpoint's own may sample, or punish repetition.
+    model.generation_config = GenerationConfig()
+    prompt = torch.tensor([ids])
+    try:
+        out = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            max_new_tokens=count,
+            eos_token_id=stop or None,
+            pad_token_id=0,
+        )
+    except (RuntimeError, IndexError, ValueError) as error:
+        raise Refused(f"it gives no answer to {len(ids)} tokens ({_first_line(error)}). Do without answers: --answer-tokens 0.") from None
+    return out[0, len(ids) :].tolist()
 
 
 def _reserve(path: Path, size: int) -> None:

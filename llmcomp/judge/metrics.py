@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,13 @@ def mean_over_windows(values: list[NDArray[np.float32]]) -> tuple[float, float |
         return float(mean), None
     residual = sums - mean * sizes
     return float(mean), float(np.sqrt(n / (n - 1) * (residual**2).sum()) / sizes.sum())
+
+
+def paired_difference(values: Sequence[float], others: Sequence[float]) -> tuple[float, float | None]:
+    """Mean of values - others, window by window, and its standard error; None with a single window."""
+    difference = np.asarray(values, np.float64) - np.asarray(others, np.float64)
+    n = len(difference)
+    return float(difference.mean()), float(difference.std(ddof=1) / np.sqrt(n)) if n > 1 else None
 
 
 def _blocks(array: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:

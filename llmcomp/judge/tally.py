@@ -41,6 +41,8 @@ class Scores:
     """Scored ones."""
     window_kl: tuple[float, ...] = ()
     """Each window's mean, for comparisons in pairs."""
+    perplexity_standard_error: float | None = None
+    """Over windows, from the error of the mean loss; None with a single window or an infinite perplexity."""
 
 
 class Tally:
@@ -48,14 +50,13 @@ class Tally:
 
     def __init__(self, name: str, bin_bytes: int | None) -> None:
         self.name, self.bin_bytes, self.seconds = name, bin_bytes, 0.0
-        self._nll, self._tokens, self._words, self._agreed = 0.0, 0, 0.0, 0
+        self._words, self._agreed = 0.0, 0
+        self._nll: list[NDArray[np.float32]] = []
         self._kl: list[NDArray[np.float32]] = []
 
     def add(self, logp: NDArray[np.float32], ids: NDArray[np.int64], words: NDArray[np.float64], window: Window) -> None:
         """Score a window: log-probabilities [length, vocabulary], ids and words [length]."""
-        nll = token_nll(logp, ids, window)
-        self._nll += float(nll.sum(dtype=np.float64))
-        self._tokens += len(nll)
+        self._nll.append(token_nll(logp, ids, window))
         self._words += float(words[window.scored].sum())
 
     def compare(self, expected: NDArray[np.float32], logp: NDArray[np.float32], window: Window) -> None:
@@ -70,6 +71,9 @@ class Tally:
         self._agreed += int((p.argmax(-1) == q.argmax(-1)).sum())
 
     def scores(self, windows: int, window: int, stride: int) -> Scores:
+        loss, loss_error = mean_over_windows(self._nll)
+        tokens = sum(len(nll) for nll in self._nll)
+        perplexity = _exp(loss)
         kl = error = percentiles = top1 = None
         if self._kl:
             kl, error = mean_over_windows(self._kl)
@@ -78,8 +82,8 @@ class Tally:
             top1 = self._agreed / len(every)
         return Scores(
             self.name,
-            _exp(self._nll / self._tokens),
-            _exp(self._nll / self._words) if self._words else None,
+            perplexity,
+            _exp(loss * tokens / self._words) if self._words else None,
             kl,
             error,
             percentiles,
@@ -89,8 +93,9 @@ class Tally:
             window,
             stride,
             self.seconds,
-            self._tokens,
+            tokens,
             tuple(float(k.mean(dtype=np.float64)) for k in self._kl),
+            perplexity * loss_error if loss_error is not None and perplexity < math.inf else None,
         )
 
 

@@ -62,6 +62,7 @@ class ExportOptions(BaseModel):
     overwrite: bool = False
     no_tokenizer: bool = False
     verify: Literal["none", "structure", "full", "auto"] = "auto"
+    eval: bool = False
     dry_run: bool = False
     quiet: bool = False
     json_log: Path | None = None

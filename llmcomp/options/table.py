@@ -316,6 +316,16 @@ OPTIONS: tuple[Option, ...] = (
         commands=(EXPORT,),
     ),
     Option(
+        "eval",
+        ("--eval",),
+        OUTPUT,
+        "Judge the result against the checkpoint, which takes the memory to run that in float32: KL and perplexity on a few windows of text "
+        "go into the report.",
+        kind="switch",
+        default=False,
+        commands=(EXPORT,),
+    ),
+    Option(
         "dry_run",
         ("--dry-run",),
         OUTPUT,

@@ -51,7 +51,7 @@ def test_errors_are_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_lines_of_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(command.time, "monotonic", lambda: now[0])
-    with command._Progress() as face:
+    with command.Windows() as face:
         for done in range(5):
             face.advance(done, 4)
             now[0] += 20

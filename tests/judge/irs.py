@@ -53,6 +53,38 @@ def with_past(folder: Path, logits: np.ndarray) -> str:
     return _save(folder, ov.Model([ops.result(present), ops.result(out)], [ids, past]))
 
 
+def summing(folder: Path, logits: np.ndarray, kind: str) -> str:
+    """The logits behind a token are the row of the sum of all tokens so far; that sum is remembered as a state, in past keys or not at all."""
+    ids = _input("input_ids", [-1, -1])
+    sums = ops.cum_sum(ids, ops.constant(1))
+    if kind == "nothing":
+        return _save(folder, ov.Model([ops.result(_sum_rows(logits, sums))], [ids]))
+    if kind == "past":
+        past = _input("past_key_values.0.key", [-1, 2, -1, 8], ov.Type.f32)
+        before = ops.convert(ops.reduce_sum(past, ops.constant([2, 3])), "i64")
+        sums = ops.add(sums, ops.gather(before, ops.constant([0]), ops.constant(1)))
+        keys = ops.unsqueeze(ops.unsqueeze(ops.convert(ids, "f32"), ops.constant(1)), ops.constant(3))
+        present = ops.concat([past, ops.multiply(keys, ops.constant(np.full((1, 2, 1, 8), 1 / 8, np.float32)))], 2)
+        present.output(0).set_names({"present.0.key"})
+        out = _sum_rows(logits, sums)
+        out.output(0).set_names({"logits"})
+        return _save(folder, ov.Model([ops.result(present), ops.result(out)], [ids, past]))
+    mask, positions = (_input(name, [-1, -1]) for name in ("attention_mask", "position_ids"))
+    info = VariableInfo()
+    info.data_shape, info.data_type, info.variable_id = ov.PartialShape([1, 1]), ov.Type.f32, "sum"
+    variable = Variable(info)
+    before = ops.read_value(ops.constant(np.zeros((1, 1), np.float32)), variable)
+    sums = ops.add(sums, ops.convert(before, "i64"))
+    last = ops.gather(sums, ops.constant([-1]), ops.constant(1))
+    store = ops.assign(ops.convert(last, "f32"), variable)
+    # Nothing, if the mask covers all tokens and the positions go on.
+    off = ops.subtract(
+        ops.reduce_sum(mask, ops.constant([1]), True),
+        ops.add(ops.gather(positions, ops.constant([-1]), ops.constant(1)), ops.constant([[1]])),
+    )
+    return _save(folder, ov.Model([ops.result(_sum_rows(logits, ops.add(sums, off)))], [store], [ids, mask, positions]))
+
+
 def vision(folder: Path) -> str:
     """No language model."""
     pixels = _input("pixels", [1, 3], ov.Type.f32)
@@ -67,6 +99,10 @@ def _input(name: str, shape: list[int], kind: ov.Type = ov.Type.i64) -> ov.Node:
 
 def _rows(logits: np.ndarray, ids: ov.Node) -> ov.Node:
     return ops.gather(ops.constant(logits), ids, ops.constant(0))
+
+
+def _sum_rows(logits: np.ndarray, sums: ov.Node) -> ov.Node:
+    return _rows(logits, ops.mod(sums, ops.constant(np.int64(len(logits)))))
 
 
 def _save(folder: Path, model: ov.Model) -> str:

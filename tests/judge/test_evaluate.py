@@ -164,7 +164,7 @@ def test_a_tokenizer_that_cuts_or_pads_gives_the_whole_text(tmp_path: Path) -> N
 
 def test_a_folder_without_tokenizer_json_goes_through_transformers(tmp_path: Path) -> None:
     folder = bigram(tmp_path / "m", table(0))
-    own, (ids, offsets) = tokenize(folder, TEXT.content), _other(folder, TEXT.content, False)
+    own, (ids, offsets) = tokenize(folder, TEXT.content), _other(folder, False)(TEXT.content)
     assert np.array_equal(own.ids, ids) and np.array_equal(own.words, _words(TEXT.content, len(ids), offsets))
 
 
