@@ -30,7 +30,7 @@ from llmcomp.planning import Plan
 from llmcomp.solving import Moments, roundtrip, solve
 
 TINY = 1e-30
-SAMPLED_ROWS = 256
+SAMPLED_ROWS = 128
 """Rows of a weight by which the factors of a fold are chosen."""
 Put = Callable[[Layer, CompressedWeight, float, float], None]
 """(layer, its compressed weight with f32 scales, relative squared error of its weights, seconds)."""
@@ -52,7 +52,8 @@ def calibrate(
 ) -> Calibrated:
     """Compress the layers that the plan wants calibrated, in the order of the graph.
 
-    Each section sees what comes out of the sections before it, compressed as they will be. `folds` are those of `inner_folds`.
+    With second-order rounding each section sees what comes out of the sections before it, compressed as they will be, else what the float
+    model would have given it, which takes one pass in place of two. `folds` are those of `inner_folds`.
     """
     stage = _Stage(graph, plan, put)
     chosen: dict[int, NDArray[np.float32]] = {}
@@ -105,7 +106,8 @@ class _Stage:
         """Compress a section and push the hidden states through it; returns factors and a line for each fold."""
         section = opened.section
         weights = {layer.name: self._read(layer) for layer in section.layers}
-        statistics = opened.observe(weights)
+        second_order = any(scheme.rounding == "gptq" for scheme in self.schemes.values())
+        statistics = opened.observe(weights, advance=not second_order)
         hessians = {name: s.second_moment for names, s in zip(section.sites, statistics, strict=True) for name in names}
         del statistics
         found = [self._factors(fold, weights, hessians) for fold in folds]
@@ -115,7 +117,7 @@ class _Stage:
             asked = [by_name[name] for name in names if self.schemes[name].is_calibrated]
             if asked:
                 weights |= self._compress_site(asked, weights, hessians[names[0]], factors)
-        if not section.last:
+        if second_order and not section.last:
             opened.advance(weights)
         return found
 

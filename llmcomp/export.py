@@ -232,6 +232,8 @@ def _sections(graph: ModelGraph, plan: Plan, run: _Run) -> tuple[Sections | None
         sections = divide(graph, lambda layer: schemes[layer.name].is_calibrated or planning.is_low(schemes[layer.name].format))
         reached = {name for section in sections.parts for site in section.sites for name in site}
         plan, missed = plan.without_calibration(reached)
+    if sections.undivided:
+        run.warn(f"calibrated in one pass over the whole model, in memory: {sections.undivided}")
     if missed:
         run.warn(f"{len(missed)} layers are not calibrated, {missed[0]} for one: what they read is not seen block by block")
     return sections, plan

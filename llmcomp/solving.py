@@ -26,6 +26,7 @@ from llmcomp.planning import Scheme
 
 RULES: dict[str, Any] = {planning.SEARCH: search, planning.SCALE_ESTIMATION: scale_estimation}
 ORDERS: tuple[Order, ...] = ("activation", "group")
+"""Arms of second-order rounding. Beside scales by `scale_estimation`, which weigh inputs already, the second gains nothing."""
 
 
 class Moments:
@@ -70,15 +71,15 @@ def solve(scheme: Scheme, w: NDArray[np.float32], moments: Moments) -> tuple[Com
 
 
 def _second_order(scheme: Scheme, w: NDArray[np.float32], start: CompressedWeight, moments: Moments) -> CompressedWeight:
-    """Two arms of GPTQ, the better for each row, and its refinement."""
+    """GPTQ and its refinement."""
     fmt, scale = start.format, start.scale.reshape(len(w), -1, 1)
     zero_point = None if start.zero_point is None else start.zero_point.reshape(scale.shape)
     size = formats.grouped_shape(w.shape, scheme.group_size)[-1]
     arms: list[Rounded] = []
-    for order in ORDERS:
+    for order in ORDERS[: 1 if scheme.rule == planning.SCALE_ESTIMATION else 2]:
         factor = moments.factor(size, order)
         arms.append(gptq(fmt, w, moments.hessian if factor is None else factor, scheme.group_size, scale, zero_point))
-    best = best_of(arms[0], arms[1])
+    best = arms[0] if len(arms) == 1 else best_of(arms[0], arms[1])
     best = refine(fmt, w, moments.hessian, scheme.group_size, best.codes, best.scale, best.zero_point)
     shape = start.scale.shape
     zeros = None if best.zero_point is None else best.zero_point.reshape(shape).astype(np.uint8)

@@ -15,7 +15,12 @@ from numpy.typing import NDArray
 
 from llmcomp.algorithms.equalize import LIMIT
 
-GRID = tuple((alpha, beta) for beta in (0.0, 0.5, 1.0) for alpha in (0.0, 0.25, 0.5, 0.75, 1.0))
+GRID = (
+    *((0.0, beta) for beta in (0.0, 0.5, 0.75, 1.0)),
+    *((0.125, beta) for beta in (0.5, 0.75)),
+    *((0.25, beta) for beta in (0.25, 0.5, 0.75, 1.0)),
+    *((0.5, beta) for beta in (0.0, 0.5)),
+)
 """The first leaves the weights as they are, so that no choice is worse than that."""
 SMALLEST = 1e-4
 """Least h and m, relative to their largest: channels that hardly occurred must not be scaled to nothing."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,9 +24,23 @@ def magnitudes(tiles: Iterable[NDArray[Any]]) -> tuple[NDArray[np.float64], int]
     total, rows = np.zeros(1), 0
     for tile in tiles:
         # The fourth root by two square roots: numpy's power takes ten times as long.
-        total = total + np.sqrt(np.sqrt(np.abs(np.asarray(tile, np.float32)))).sum(axis=0, dtype=np.float64)
+        w = _magnitude(tile)
+        np.sqrt(w, out=w)
+        np.sqrt(w, out=w)
+        total = total + w.sum(axis=0, dtype=np.float64)
         rows += len(tile)
     return total, rows
+
+
+def _magnitude(tile: NDArray[Any]) -> NDArray[np.float32]:
+    """|w| as f32, an array of its own."""
+    if tile.dtype != ml_dtypes.bfloat16:
+        return np.abs(tile, dtype=np.float32)
+    # bf16 is the upper half of f32, its sign the first bit: three passes fewer than a conversion.
+    raw = tile.view(np.uint16).astype(np.uint32)
+    raw &= 0x7FFF
+    raw <<= 16
+    return raw.view(np.float32)
 
 
 def channel_factors(

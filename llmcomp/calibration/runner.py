@@ -100,16 +100,18 @@ class OpenSection:
         self._sites_from = 0 if section.last else 1
         self._inputs = {port.get_any_name() for port in section.model.inputs}
 
-    def observe(self, weights: Weights) -> list[SiteStatistics]:
-        """Statistics of each site, with these weights in the section."""
+    def observe(self, weights: Weights, advance: bool = False) -> list[SiteStatistics]:
+        """Statistics of each site, with these weights in the section; and `advance` in the same pass."""
         found: list[SiteStatistics] = []
 
-        def look(_: int, outputs: list[NDArray[np.float32]]) -> None:
+        def look(place: int, outputs: list[NDArray[np.float32]]) -> None:
             sites = outputs[self._sites_from :]
             if not found:
                 found.extend(SiteStatistics.empty(x.shape[-1]) for x in sites)
             for statistics, x in zip(found, sites, strict=True):
                 statistics.add(x)
+            if advance and not self.section.last:
+                self.runner.hidden[place][:] = outputs[0]
 
         self._run(weights, look)
         return found

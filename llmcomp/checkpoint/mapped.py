@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 from pathlib import Path
 
@@ -32,7 +33,11 @@ def map_bytes(file: Path, begin: int, end: int) -> NDArray[np.uint8]:
     if begin == end:
         return np.zeros(0, np.uint8)
     try:
-        return np.memmap(file, np.uint8, "c", begin, (end - begin,)).view(np.ndarray)
+        # Not numpy's memmap, which resolves the path at every call: 0.15 ms, and there is one for each tile.
+        page = begin - begin % mmap.ALLOCATIONGRANULARITY
+        with file.open("rb") as opened:
+            mapped = mmap.mmap(opened.fileno(), end - page, access=mmap.ACCESS_COPY, offset=page)
+        return np.frombuffer(mapped, np.uint8, offset=begin - page)
     except (OSError, ValueError) as error:
         raise CheckpointError(
             str(file), f"it can no longer be read ({error})", "Do not move or change a checkpoint while it is in use"

@@ -55,20 +55,23 @@ class Sections:
     ambient_names: tuple[str, ...]
     embedding: Layer | None
     """Layer whose rows the token ids look up, as input of the first section with rows of any number."""
+    undivided: str | None = None
+    """Why all of the model is one section, None if each block is one."""
 
 
 def divide(graph: ModelGraph, sites_wanted: Callable[[Layer], bool]) -> Sections:
     """The sections of a graph: what lies before the first block, each block, and what lies behind the last.
 
-    Sites are given out for the layers that `sites_wanted` names. What follows the last block is left out if it holds no such layer.
+    Sites are given out for the layers that `sites_wanted` names. What follows the last block is left out if it holds no such layer. Where
+    blocks cannot be told apart everything behind the embedding is one section.
 
     Raises:
-        UndividedError: no blocks, blocks that do not follow each other, or a state that does not start empty.
+        UndividedError: not even that can be cut out, or a state does not start empty.
     """
-    return _Divider(graph, sites_wanted).divide()
+    return Divider(graph, sites_wanted).divide()
 
 
-class _Divider:
+class Divider:
     def __init__(self, graph: ModelGraph, sites_wanted: Callable[[Layer], bool]) -> None:
         self.graph, self.sites_wanted = graph, sites_wanted
         self.model = ov.Core().read_model(graph.skeleton.xml)
@@ -80,30 +83,46 @@ class _Divider:
         """Layer name -> the f32 Parameter that stands for it."""
 
     def divide(self) -> Sections:
-        blocks = sorted({layer.block for layer in self.graph.layers if layer.block is not None})
-        if not blocks:
-            raise UndividedError("no layer's name tells its block")
         _forget_state(self.model)
-        groups: list[tuple[str, list[Layer]]] = [(f"block {b}", [x for x in self.graph.layers if x.block == b]) for b in blocks]
-        cuts = self._cuts([layers for _, layers in groups])
-        after = [x for x in self.graph.layers if x.block is None and "Gather" not in x.ops and self.sites_wanted(x)]
-        ends: list[Any] = list(cuts)
-        groups.insert(0, ("embedding", [x for x in self.graph.layers if x.block is None and "Gather" in x.ops]))
-        if after:
-            groups.append(("head", after))
-            ends.append(None)
-        embedding = self._embedding(groups[0][1])
+        self.cutter = Cutter(self.model)
+        tables = [x for x in self.graph.layers if x.block is None and "Gather" in x.ops]
+        reason = None
+        try:
+            groups, cuts = self._by_block(tables)
+        except UndividedError as error:
+            reason = str(error)
+            groups, cuts = self._whole(tables)
         # A stack of experts stays a constant: the CPU plugin multiplies by chosen experts with constants only.
-        groups = [(name, [x for x in layers if len(x.shape) == 2]) for name, layers in groups]
+        groups = [("embedding", tables), *((name, [x for x in layers if len(x.shape) == 2]) for name, layers in groups)]
+        embedding = self._embedding(tables)
         for _, layers in groups:
             for layer in layers:
                 self._place(layer, layer is embedding)
         first_cut = self.order[cuts[0].get_name()]
-        hidden = [None, *(_part(cut) for cut in cuts)]
-        parts = tuple(
-            self._section(name, layers, start, end) for (name, layers), start, end in zip(groups, hidden[: len(ends)], ends, strict=True)
-        )
-        return Sections(parts, self._ambient_model(first_cut), tuple(self.ambient.values()), embedding)
+        starts, ends = [None, *(_part(cut) for cut in cuts)], [*cuts, None]
+        parts = tuple(self._section(name, layers, starts[i], ends[i] if i < len(cuts) else None) for i, (name, layers) in enumerate(groups))
+        return Sections(parts, self._ambient_model(first_cut), tuple(self.ambient.values()), embedding, reason)
+
+    def _by_block(self, tables: Sequence[Layer]) -> tuple[list[tuple[str, list[Layer]]], list[Any]]:
+        """Each block, what follows them if calibration wants it, and the hidden values in between, the first before the first block."""
+        blocks = sorted({layer.block for layer in self.graph.layers if layer.block is not None})
+        if not blocks:
+            raise UndividedError("no layer's name tells its block")
+        groups = [(f"block {b}", [x for x in self.graph.layers if x.block == b]) for b in blocks]
+        cuts = self._cuts([layers for _, layers in groups])
+        after = [x for x in self.graph.layers if x.block is None and x not in tables]
+        if any(self.sites_wanted(x) for x in after):
+            groups.append(("head", after))
+        return groups, cuts
+
+    def _whole(self, tables: Sequence[Layer]) -> tuple[list[tuple[str, list[Layer]]], list[Any]]:
+        """Everything behind the embedding as one section."""
+        rest = [x for x in self.graph.layers if x not in tables]
+        positions = [self._place_of(t.get_node()) for x in rest for t in self.readers[x.name][1:]]
+        before = [c for c in self.cutter.cuts if self._place_of(c) < min(positions, default=-1)]
+        if not before:
+            raise UndividedError("no single hidden value lies between the embedding and the first layer")
+        return [("the whole model", rest)], [before[-1]]
 
     def _ambient_model(self, first_cut: int) -> ov.Model:
         """Gives the ambient values. What they ask hidden states for their shape is computed, from the first cut on."""
@@ -124,16 +143,19 @@ class _Divider:
 
     def _cuts(self, groups: Sequence[Sequence[Layer]]) -> list[Any]:
         """The hidden values before the first block, between blocks and after the last."""
-        cutter = Cutter(self.model)
         cuts: list[Any] = []
         for layers in groups:
-            positions = [cutter.order[t.get_node().get_name()] for x in layers for t in self.readers[x.name][1:]]
-            before = [c for c in cutter.cuts if cutter.order[c.get_name()] < min(positions)]
-            after = [c for c in cutter.cuts if cutter.order[c.get_name()] > max(positions)]
-            if not before or not after or (cuts and cutter.order[cuts[-1].get_name()] > cutter.order[before[-1].get_name()]):
+            positions = [self._place_of(t.get_node()) for x in layers for t in self.readers[x.name][1:]]
+            before = [c for c in self.cutter.cuts if self._place_of(c) < min(positions)]
+            after = [c for c in self.cutter.cuts if self._place_of(c) > max(positions)]
+            if not before or not after or (cuts and self._place_of(cuts[-1]) > self._place_of(before[-1])):
                 raise UndividedError(f"the hidden state is not one value around {layers[0].name}")
             cuts += [after[0]] if cuts else [before[-1], after[0]]
         return cuts
+
+    def _place_of(self, node: Any) -> int:
+        """Topological, as the cuts are sorted."""
+        return self.cutter.order[node.get_name()]
 
     def _embedding(self, layers: Sequence[Layer]) -> Layer | None:
         """The table that tokens are looked up in: rows of others may be needed by number."""

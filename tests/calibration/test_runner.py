@@ -13,7 +13,7 @@ from llmcomp.calibration import runner as runners
 from llmcomp.calibration.runner import Runner
 from llmcomp.calibration.statistics import SiteStatistics
 from llmcomp.graph.model import ModelGraph
-from llmcomp.graph.sections import Sections, divide
+from llmcomp.graph.sections import Divider, Sections, UndividedError, divide
 from llmcomp.graph.skeleton import get_skeleton
 from tests.calibration.architectures import CONFIGS, save
 
@@ -121,3 +121,19 @@ def test_no_tokens_are_no_trouble() -> None:
     statistics = SiteStatistics.empty(4)
     statistics.add(np.zeros((0, 4), np.float32))
     assert np.isfinite(statistics.second_moment).all() and statistics.tokens == 0
+
+
+def test_blocks_that_cannot_be_told_apart_are_one_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = save("llama", tmp_path / "m")
+    by_block, _ = observed(tmp_path / "m", tmp_path)
+    monkeypatch.setattr(Divider, "_cuts", undivided)
+    whole, sections = observed(tmp_path / "m", tmp_path)
+    assert [part.name for part in sections.parts] == ["embedding", "the whole model"] and sections.undivided == "made up"
+    assert by_block.keys() == whole.keys() and len(whole) == len(hooked(model))
+    for name, statistics in whole.items():
+        scale = np.abs(statistics.products).max()
+        np.testing.assert_allclose(statistics.products, by_block[name].products, rtol=1e-3, atol=1e-4 * scale)
+
+
+def undivided(*_: Any) -> Any:
+    raise UndividedError("made up")

@@ -1,0 +1,17 @@
+"""AWQ's choice by replaying activations, in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def factors(h: np.ndarray, m: np.ndarray, alpha: float, beta: float) -> np.ndarray:
+    """t = h^(alpha/2) / m^beta, geometric mean 1."""
+    t = h ** (alpha / 2) / m**beta
+    return t / np.exp(np.log(t).mean())
+
+
+def output_error(w: np.ndarray, x: np.ndarray, t: np.ndarray, roundtrip) -> float:  # type: ignore[no-untyped-def]
+    """Mean over tokens of |Q(W t) (x / t) - W x|^2."""
+    rounded = roundtrip((w * t).astype(np.float32)).astype(np.float64)
+    return float(np.square(x / t @ rounded.T - x @ w.T).sum() / len(x))
