@@ -4,7 +4,8 @@
 
 Ours is the seconds of `fold` and `compress` in report.json: from the first weight byte read to the last .bin byte written, with the default
 options of each format. The peer is the seconds inside nncf.compress_weights on its own fp16 IR, in memory; its models are not saved, while
-ours are on disk. Both with a warm page cache, in turn. Formats that the peer lacks are timed alone. "of copy" is the time of copying the
+ours are on disk. Both with a warm page cache, in turn. Formats that the peer lacks are timed alone. Results of
+earlier runs for other formats stay in the file. "of copy" is the time of copying the
 checkpoint's bytes in memory, on all cores, over ours. Nothing else should run.
 """
 
@@ -26,8 +27,8 @@ from bench_export import timed, warm
 
 from llmcomp import formats
 
-TOUCHED = 6 << 30
-"""Bytes: more than either side needs beside the mapped checkpoint."""
+TOUCHED = 3 << 30
+"""Bytes: about what either side needs beside the mapped checkpoint."""
 
 PEER = """
 import sys, time
@@ -97,7 +98,9 @@ def main() -> None:
         command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino", "-m", str(a.checkpoint)]
         timed([*command, "--task", "text-generation-with-past", "--weight-format", "fp16", str(fp16)])
     ours(a.checkpoint, a.work, "int4_sym")
-    rows: dict[str, dict[str, Any]] = {}
+    a.results.mkdir(parents=True, exist_ok=True)
+    target = a.results / f"formats-{a.checkpoint.name}.json"
+    rows: dict[str, dict[str, Any]] = json.loads(target.read_text(encoding="utf8"))["formats"] if target.exists() else {}
     for name in a.formats:
         group, mine, theirs = formats.get(name).group_size, [], []
         for _ in range(a.rounds):
@@ -108,6 +111,7 @@ def main() -> None:
             seconds = peer(fp16, name, group)
             theirs += [] if seconds is None else [seconds]
         row: dict[str, Any] = {
+            "rounds": a.rounds,
             "group_size": group,
             "ours": statistics.median(mine),
             "all": mine,
@@ -117,13 +121,9 @@ def main() -> None:
             row |= {"peer": statistics.median(theirs), "peer_all": theirs, "ratio": statistics.median(mine) / statistics.median(theirs)}
         rows[name] = row
         print(name, {k: round(v, 3) for k, v in row.items() if isinstance(v, float)}, flush=True)
-    result = {
-        "command": f"python scripts/bench_formats.py {a.checkpoint.name} WORK --rounds {a.rounds}",
-        "cores": os.cpu_count(),
-        "formats": rows,
-    }
-    a.results.mkdir(parents=True, exist_ok=True)
-    (a.results / f"formats-{a.checkpoint.name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf8")
+        command = f"python scripts/bench_formats.py {a.checkpoint.name} WORK --formats FORMAT --rounds ROUNDS"
+        result = {"command": command, "cores": os.cpu_count(), "formats": rows}
+        target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf8")
 
 
 if __name__ == "__main__":

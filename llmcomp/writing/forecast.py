@@ -14,7 +14,7 @@ from llmcomp.graph.model import ModelGraph, flat_rows
 from llmcomp.options import ExportOptions
 from llmcomp.planning import Scheme
 from llmcomp.writing.layout import Layout
-from llmcomp.writing.stream import Quantizer, tile_rows
+from llmcomp.writing.stream import SPARE_WORKERS, Quantizer, tile_rows
 
 TRACE_BYTES = 900 << 20
 """Anonymous memory of the tracing child, all of it interpreter and libraries (measured: 858 MiB for a 1.2 B llama, 16 blocks)."""
@@ -57,5 +57,5 @@ def forecast(graph: ModelGraph, schemes: Mapping[str, Scheme], layout: Layout, q
         started = time.perf_counter()
         quantize(layers[0], scheme, w, 0)
         seconds += (time.perf_counter() - started) * sum(layer.size for layer in layers) / w.size / workers
-    memory = max(TRACE_BYTES + BASE_BYTES, BASE_BYTES + workers * widest * TILE_FACTOR)
+    memory = max(TRACE_BYTES + BASE_BYTES, BASE_BYTES + (workers + SPARE_WORKERS) * widest * TILE_FACTOR)
     return Forecast(layout.size, memory, seconds)
