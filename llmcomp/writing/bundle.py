@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import uuid
@@ -14,6 +15,8 @@ from llmcomp.errors import DiskSpaceError, OutputError
 MARKER = ".llmcomp-partial"
 OURS = ("report.json", "openvino_model.xml")
 """Files that tell an earlier output from a folder of something else."""
+FULL = (errno.ENOSPC, errno.EFBIG, *([errno.EDQUOT] if hasattr(errno, "EDQUOT") else []))
+"""No room: on the disk, for a file of this size, or for this user."""
 SPARE = 64 << 20
 """Bytes of disk that tokenizer, XML and report may take beside the .bin."""
 
@@ -74,7 +77,11 @@ def check_disk(output: Path, needed: int) -> None:
 
 @contextlib.contextmanager
 def bundle(output: Path, overwrite: bool) -> Iterator[Path]:
-    """The folder to fill. It becomes `output` when the block ends well and is gone when it does not."""
+    """The folder to fill. It becomes `output` when the block ends well and is gone when it does not.
+
+    Raises:
+        DiskSpaceError: the disk ran full meanwhile.
+    """
     output = Path(os.path.abspath(output))
     partial = partial_folder(output)
     made = [p for p in output.parents if not p.exists()]
@@ -86,11 +93,15 @@ def bundle(output: Path, overwrite: bool) -> Iterator[Path]:
         yield partial
         (partial / MARKER).unlink()
         _publish(partial, output, overwrite)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
         for folder in made:
             with contextlib.suppress(OSError):
                 folder.rmdir()
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise DiskSpaceError(
+                str(output), f"the disk took no more ({error.strerror})", "Free some disk, raise the limit, or choose another"
+            ) from error
         raise
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -72,3 +74,12 @@ def test_too_little_disk_is_told_in_figures(tmp_path: Path) -> None:
     with pytest.raises(DiskSpaceError, match=r"needs \d+ MiB and \d+ MiB are free"):
         check_disk(tmp_path / "deep" / "out", 1 << 60)
     check_disk(tmp_path / "out", 1)
+
+
+def test_a_disk_that_fills_up_meanwhile_is_told_as_such(tmp_path: Path) -> None:
+    for number in (errno.ENOSPC, errno.EFBIG):
+        with pytest.raises(DiskSpaceError, match="took no more"), bundle(tmp_path / "out", False):
+            raise OSError(number, os.strerror(number))
+    with pytest.raises(FileNotFoundError), bundle(tmp_path / "out", False):
+        raise FileNotFoundError(errno.ENOENT, "gone")
+    assert not list(tmp_path.iterdir())
