@@ -31,7 +31,8 @@ class Codebook(Format):
     def table_type(self) -> str:
         """The narrowest type that holds every level exactly."""
         wide = np.asarray(self.table, np.float32)
-        return next(name for name, kind in STORED.items() if np.array_equal(wide.astype(kind).astype(np.float32), wide))
+        with np.errstate(over="ignore", invalid="ignore"):
+            return next(name for name, kind in STORED.items() if np.array_equal(wide.astype(kind).astype(np.float32), wide))
 
     search_factors: tuple[float, ...] = (1.0, 0.9, 0.8, -1.0, -0.9, -0.8)
 

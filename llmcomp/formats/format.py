@@ -10,7 +10,7 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,11 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcomp.errors import GroupSizeError, OptionError
-from llmcomp.formats.array import Namespace, guard
+from llmcomp.formats.array import NUMPY, Namespace, guard
 from llmcomp.formats.packing import packed_bytes
 
 TINY = 1e-30
 """A sum of squares from which on dividing by it is safe."""
+BEYOND = 1e38
+"""A weight that a scale of one cuts to the last level, whatever the format."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,14 @@ class Format(ABC):
         some = xp.less(TINY, square)
         best = xp.divide(product, xp.where(some, square, 1.0))
         return {**ranges, "scale": guard(xp, xp.where(some, best, ranges["scale"]))}
+
+    @cached_property
+    def top(self) -> float:
+        """The largest magnitude that a scale is multiplied with."""
+        beyond, nothing = np.array([[-BEYOND], [BEYOND]], np.float32), np.float32(0)
+        zero_point = {"zero_point": nothing} if self.zero_point_type else {}
+        levels = self.decode(NUMPY, self.encode(NUMPY, beyond, np.float32(1), **zero_point), np.float32(1), **zero_point)
+        return float(np.abs(levels).max())
 
     @property
     def level_count(self) -> int:

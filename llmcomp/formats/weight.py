@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcomp.errors import LlmcompError
-from llmcomp.formats.array import NUMPY
+from llmcomp.formats.array import F16_MAX, NUMPY
 from llmcomp.formats.format import Format, grouped_shape
 from llmcomp.formats.packing import pack
 
@@ -70,7 +70,7 @@ class CompressedWeight:
 
     def stored(self, live: NDArray[np.bool_] | None = None) -> CompressedWeight:
         """The same codes with the scale in the type it is stored in; see `scale_type_needed`."""
-        if self.format.scale_type or self.scale_type == "f16" or scale_type_needed(self.scale, live) == "f32":
+        if self.format.scale_type or self.scale_type == "f16" or scale_type_needed(self.scale, live, self.format.top) == "f32":
             return self
         return replace(self, scale=self.scale.astype(np.float16))
 
@@ -107,8 +107,10 @@ def quantize(
     return CompressedWeight(fmt, tuple(w.shape), group_size, codes, ranges["scale"], zeros, rule)
 
 
-def scale_type_needed(scale: NDArray[np.float32], live: NDArray[np.bool_] | None = None) -> str:
+def scale_type_needed(scale: NDArray[np.float32], live: NDArray[np.bool_] | None = None, top: float = 1.0) -> str:
     """ "f16", or "f32" where f16 would overflow or be off by more than `SCALE_TOLERANCE` in a live group.
+
+    `top` is `Format.top`: its product with the scale must not overflow either, nor must a table that holds it.
 
     `live`, of the scale's shape, is False for groups of zeros, whose scale does not matter; without it every group counts
     (a group of zeros has the scale 2^-23, which f16 holds exactly).
@@ -118,4 +120,6 @@ def scale_type_needed(scale: NDArray[np.float32], live: NDArray[np.bool_] | None
     exact_enough = np.abs(narrow - scale) <= np.float32(SCALE_TOLERANCE) * np.abs(scale)
     if live is not None:
         exact_enough |= ~live & np.isfinite(narrow)
-    return "f16" if bool(exact_enough.all()) else "f32"
+    with np.errstate(over="ignore"):
+        within = top <= F16_MAX and bool((np.abs(scale) * np.float32(top) <= F16_MAX).all())
+    return "f16" if within and bool(exact_enough.all()) else "f32"

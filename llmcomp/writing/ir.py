@@ -29,7 +29,7 @@ def write_ir(
 ) -> None:
     """Write the XML of the compressed model.
 
-    `tail` holds the f32 scales by layer name. The graph's own IR is left as it was.
+    `tail` holds, by layer name, the scales of layers whose chain computes in f32. The graph's own IR is left as it was.
     """
     ir = IR.read(graph.skeleton.xml)
     for number, (offset, _) in layout.constants.items():

@@ -77,7 +77,11 @@ def make_report(
         "settings": dict(settings),
         "versions": dict(versions),
         "weights": weights,
-        "bytes": {"bin": nbytes, "weights": stored, "f32_scales": sum(s.part.nbytes for s in done.tail.values())},
+        "bytes": {
+            "bin": nbytes,
+            "weights": stored,
+            "f32_scales": sum(s.part.nbytes for s in done.tail.values() if s.part.element_type == "f32"),
+        },
         "bits_per_weight": round(8 * stored / weights, 4) if weights else 0.0,
         "formats": _by_format(layers),
         "summary": plan.summary.model_dump(),

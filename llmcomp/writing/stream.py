@@ -115,6 +115,11 @@ def tile_rows(width: int) -> int:
     return max(ROW_STEP, TILE_WEIGHTS // width // ROW_STEP * ROW_STEP)
 
 
+def leading_bytes(part: Part, row: int, rows: int) -> int:
+    """Where row `row` of `rows` starts in a packed part; such a row starts at a whole byte."""
+    return formats.packed_bytes((prod(part.shape) // rows * row,), part.element_type)
+
+
 def stream(
     graph: ModelGraph,
     schemes: Mapping[str, Scheme],
@@ -171,6 +176,7 @@ class BinWriter(AbstractContextManager["BinWriter"]):
         self.outcomes: dict[str, Outcome] = {}
         """Layer name -> what happened to it."""
         self._tail: dict[str, NDArray[np.float32]] = {}
+        self._wide: dict[str, Slot] = {}
         self._local, self._files, self._lock = threading.local(), list[BinaryIO](), threading.Lock()
         with path.open("wb") as file:
             file.truncate(layout.size)
@@ -235,8 +241,11 @@ class BinWriter(AbstractContextManager["BinWriter"]):
         self._finish_layer(state)
 
     def finish(self, factors: Factors) -> dict[str, Slot]:
-        """Write what does not belong to a layer; returns the places of the f32 scales in the tail."""
-        tail = _write_tail(self.path, self.graph, self.layout, self._tail)
+        """Write what does not belong to a layer; returns the places of the scales of layers whose chain computes in f32.
+
+        They are in the tail, but for those that are stored in a type of the format's own.
+        """
+        tail = {**self._wide, **_write_tail(self.path, self.graph, self.layout, self._tail)}
         _write_constants(self.path, self.graph, self.layout, factors)
         return tail
 
@@ -281,7 +290,7 @@ class BinWriter(AbstractContextManager["BinWriter"]):
 
     def _write_rows(self, layer: Layer, part: str, row: int, data: NDArray[np.uint8], before: int = 0) -> int:
         slot = self.layout.slots[layer.name, part]
-        offset = slot.part.nbytes * row // flat_rows(layer)
+        offset = leading_bytes(slot.part, row, flat_rows(layer))
         self._write(slot.offset + offset, data)
         return checksum(data, before)
 
@@ -320,7 +329,7 @@ class BinWriter(AbstractContextManager["BinWriter"]):
             fmt = formats.get(state.scheme.format)
             scale = np.concatenate([state.scales[t] for t in range(state.tiles)])
             rule = state.scheme.rule
-            scale_type = formats.scale_type_needed(fmt.load_scale(fmt.store_scale(scale, "f32", rule)))
+            scale_type = formats.scale_type_needed(fmt.load_scale(fmt.store_scale(scale, "f32", rule)), top=fmt.top)
             stored = {**fmt.store_scale(scale, scale_type, rule), **fmt.fixed()}
             for part in formats.get(state.scheme.format).parts(layer.shape, state.scheme.group_size, scale_type):
                 if part.name not in stored:
@@ -330,6 +339,8 @@ class BinWriter(AbstractContextManager["BinWriter"]):
                 slot = self.layout.slots[layer.name, part.name]
                 if part == slot.part:
                     self._write(slot.offset, data)
+                    if part.name == "scale" and scale_type == "f32":
+                        self._wide[layer.name] = slot
                 else:
                     self._tail[layer.name] = scale
         error = state.squared_error / state.squares if state.squares else 0.0

@@ -19,6 +19,7 @@ from llmcomp.graph.model import flat_rows
 from llmcomp.writing import journal
 from llmcomp.writing.journal import checksum
 from llmcomp.writing.layout import Layout, Slot
+from llmcomp.writing.stream import leading_bytes
 
 TOKENS = 8
 PROPERTIES = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
@@ -67,8 +68,7 @@ def check_bytes(path: Path, journal_file: Path, layers: Sequence[Layer], layout:
             for i, start in enumerate(range(0, rows, step)):
                 total = 0
                 for slot in parts:
-                    begin, end = (slot.part.nbytes * row // rows for row in (start, min(start + step, rows)))
-                    end = slot.part.nbytes if start + step >= rows else end
+                    begin, end = (leading_bytes(slot.part, row, rows) for row in (start, min(start + step, rows)))
                     total = checksum(_read(file, slot.offset + begin, end - begin), total)
                 if total != record["sums"][i]:
                     raise VerificationError(

@@ -16,6 +16,7 @@ from llmcomp.errors import NonFiniteWeightError
 from llmcomp.graph.ir import IR
 from llmcomp.planning import Scheme, layer_bytes
 from llmcomp.writing.layout import ALIGN
+from llmcomp.writing.stream import leading_bytes
 from tests.hand import VOCABULARY, hand_graph, logits, weights
 
 SCHEMES = [
@@ -102,6 +103,36 @@ def test_scales_that_f16_cannot_hold_go_to_the_tail(tmp_path: Path, write: Calla
     ids = np.arange(6)[None]
     wanted = logits(dequantized(graph, written.schemes), ids)
     np.testing.assert_allclose(run(written.xml, ids), wanted, rtol=3e-5, atol=3e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("name", [*formats.names(), "codebook[-100000,-30000,0,30000,100000]"])
+@pytest.mark.parametrize("factor", [3e5, 1e9, 1e30])
+def test_weights_beyond_f16(tmp_path: Path, write: Callable[..., Any], name: str, factor: float) -> None:
+    """Neither a scale nor its product with a level may overflow, whatever type the runtime computes a chain in."""
+    arrays = weights(dtype=np.float32)
+    arrays["model.layers.0.up.weight"] = arrays["model.layers.0.up.weight"] * np.float32(factor)
+    graph = hand_graph(tmp_path / "skeleton", arrays)
+    fmt = formats.get(name)
+    written = write(graph, tmp_path / "out", Scheme(name, fmt.group_size if fmt.fixed_group else 32), Scheme("int8_asym", -1))
+    assert written.outcomes["model.layers.0.up"].scale_type == "f32"
+    chain = [layer for layer in IR.read(written.xml).layers.values() if layer.attrib["name"].startswith("self.model.layers.0.up")]
+    assert len(chain) > 3 and not [port for layer in chain for port in layer.iterfind("output/port") if port.attrib["precision"] == "FP16"]
+    ids = np.arange(6)[None]
+    wanted = logits(dequantized(graph, written.schemes), ids)
+    np.testing.assert_allclose(run(written.xml, ids), wanted, rtol=1e-3, atol=1e-3 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize(("rows", "width"), [(9, 9), (17, 7), (8, 3)])
+@pytest.mark.parametrize("name", ["int2_sym", "int3_sym", "int4_asym", "int8_sym"])
+def test_tiles_of_odd_rows_join(rows: int, width: int, name: str) -> None:
+    """A tile that starts at a multiple of eight rows starts where the bytes of the rows before it end, whatever the padding at the end."""
+    part = formats.get(name).parts((rows, width), -1)[0]
+    codes = np.random.default_rng(0).integers(0, 4, part.shape).astype(np.uint8)
+    whole = formats.pack(codes, part.element_type)
+    start = leading_bytes(part, 8, rows)
+    assert np.array_equal(whole[:start], formats.pack(codes[:8], part.element_type))
+    assert np.array_equal(whole[start:], formats.pack(codes[8:], part.element_type))
+    assert leading_bytes(part, rows, rows) == part.nbytes
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
