@@ -50,6 +50,8 @@ from llmcomp.writing.tokenizer import Conversion
 
 RULES: dict[str, str | kernels.Ranges] = {planning.SEARCH: search}
 """Rules that are algorithms; the others are the formats' own."""
+LOST = 0.9
+"""Relative squared error from which on a layer is as good as gone: no scale is below 2^-23."""
 REPORTED_VERSIONS = ("llmcomp", "openvino", "openvino-tokenizers", "optimum", "optimum-intel", "transformers", "torch")
 
 
@@ -267,6 +269,11 @@ def _compress(
         run.progress.layer(
             layer.name, schemes[layer.name].format, outcome.seconds, group_size=schemes[layer.name].group_size, error=outcome.error
         )
+        if outcome.error > LOST:
+            run.warn(
+                f"{layer.name}: {outcome.error:.0%} of it is lost in {schemes[layer.name].format}, whose steps are too coarse for weights so small; "
+                f"--override '{layer.name}=keep' leaves it as it is"
+            )
 
     path, calibrated = folder / "openvino_model.bin", None
     run.progress.start(sum(layer.size for layer in graph.layers), "weights")

@@ -194,3 +194,18 @@ def test_a_norm_that_is_not_finite_stops_the_export(tmp_path: Path, cache: Any) 
     with pytest.raises(NonFiniteWeightError, match=r"model\.norm\.weight: 1 of 96 values .* index 7"):
         export(ExportOptions(model=str(tmp_path / "m"), output=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_layer_that_a_format_takes_to_zero_is_told(checkpoint: Path, cache: Any, tmp_path: Path) -> None:
+    """No scale is below 2^-23, NNCF's guard: weights far below it are gone."""
+    tensors = tiny_llama(tmp_path / "small")
+    name = "model.layers.1.self_attn.v_proj.weight"
+    tensors[name] = (tensors[name].astype(np.float32) * np.float32(1e-12)).astype(tensors[name].dtype)
+    save_shards(tmp_path / "small", tensors)
+    report = export(ExportOptions(model=str(tmp_path / "small"), output=tmp_path / "out", no_tokenizer=True)).report
+    (warning,) = report["warnings"]
+    assert warning.startswith("model.layers.1.self_attn.v_proj: 100%") and "--override" in warning
+    kept = ExportOptions(
+        model=str(tmp_path / "small"), output=tmp_path / "kept", no_tokenizer=True, override=["model.layers.1.self_attn.v_proj=keep"]
+    )
+    assert not export(kept).report["warnings"]

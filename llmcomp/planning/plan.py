@@ -154,7 +154,11 @@ class Plan(BaseModel):
 
 
 def _check_format(name: str, place: str) -> None:
-    if name not in FLOATS and not formats.exists(name):
+    try:
+        known = name in FLOATS or formats.exists(name)
+    except OptionError as error:
+        raise OptionError(f"{place}, {error.thing}", error.reason, error.remedy) from None
+    if not known:
         raise OptionError(place, f"no format {name!r}", did_you_mean(name, [*formats.names(), *FLOATS]))
 
 
