@@ -85,7 +85,7 @@ class Plan(BaseModel):
             plan = cls.model_validate(json.loads(text))
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(str(p) for p in first["loc"])
+            place = ".".join(str(p) for p in first["loc"]) or "its top"
             raise OptionError(where, f"{place}: {first['msg']}", "Mend the file, or write it anew with `llmcomp plan`") from None
         except (ValueError, RecursionError) as error:
             raise OptionError(where, f"it is not JSON ({error})", "Mend the file, or write it anew with `llmcomp plan`") from None

@@ -46,6 +46,7 @@ def test_a_misspelt_name_is_found_far_down() -> None:
     ("change", "error", "words"),
     [
         (lambda d: d["layers"][1].update(format="int5"), OptionError, "int5"),
+        (lambda d: d["layers"][1].update(format="codebook[1]"), OptionError, r"q_proj, codebook of 1 levels"),
         (lambda d: d["layers"][1].update(group_size=48), GroupSizeError, "48 does not divide 128"),
         (lambda d: d["layers"][0].update(format="nf4", group_size=64), OptionError, "looked up"),
         (lambda d: d["layers"][1].update(shape=[64, 64]), OptionError, "another model"),
@@ -67,6 +68,8 @@ def test_an_edit_that_cannot_be(change: Any, error: type[Exception], words: str)
 
 
 def test_no_json() -> None:
+    with pytest.raises(OptionError, match="plan p.json: its top: "):
+        Plan.from_json("[]", "plan p.json")
     with pytest.raises(OptionError, match="not JSON"):
         Plan.from_json("{", "plan")
 
