@@ -51,7 +51,7 @@ from llmcomp.writing.tokenizer import Conversion
 RULES: dict[str, str | kernels.Ranges] = {planning.SEARCH: search}
 """Rules that are algorithms; the others are the formats' own."""
 LOST = 0.9
-"""Relative squared error from which on a layer is as good as gone: no scale is below 2^-23."""
+"""Relative squared error from which on nothing of a layer is left: no scale is below 2^-23, and a table may lack what the weights are."""
 REPORTED_VERSIONS = ("llmcomp", "openvino", "openvino-tokenizers", "optimum", "optimum-intel", "transformers", "torch")
 
 
@@ -271,8 +271,8 @@ def _compress(
         )
         if outcome.error > LOST:
             run.warn(
-                f"{layer.name}: {outcome.error:.0%} of it is lost in {schemes[layer.name].format}, whose steps are too coarse for weights so small; "
-                f"--override '{layer.name}=keep' leaves it as it is"
+                f"{layer.name}: {schemes[layer.name].format} keeps nothing of it (relative squared error {outcome.error:.2f}): its weights are below "
+                f"the least step, or no match for the table; --override '{layer.name}=keep' leaves it as it is"
             )
 
     path, calibrated = folder / "openvino_model.bin", None

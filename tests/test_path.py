@@ -204,7 +204,7 @@ def test_a_layer_that_a_format_takes_to_zero_is_told(checkpoint: Path, cache: An
     save_shards(tmp_path / "small", tensors)
     report = export(ExportOptions(model=str(tmp_path / "small"), output=tmp_path / "out", no_tokenizer=True)).report
     (warning,) = report["warnings"]
-    assert warning.startswith("model.layers.1.self_attn.v_proj: 100%") and "--override" in warning
+    assert warning.startswith("model.layers.1.self_attn.v_proj: int4_asym keeps nothing") and "--override" in warning
     kept = ExportOptions(
         model=str(tmp_path / "small"), output=tmp_path / "kept", no_tokenizer=True, override=["model.layers.1.self_attn.v_proj=keep"]
     )

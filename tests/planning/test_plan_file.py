@@ -68,7 +68,7 @@ def test_an_edit_that_cannot_be(change: Any, error: type[Exception], words: str)
 
 
 def test_no_json() -> None:
-    with pytest.raises(OptionError, match="plan p.json: its top: "):
+    with pytest.raises(OptionError, match=r"plan p\.json: its top: "):
         Plan.from_json("[]", "plan p.json")
     with pytest.raises(OptionError, match="not JSON"):
         Plan.from_json("{", "plan")
