@@ -18,6 +18,7 @@ from llmcomp.errors import GroupSizeError, OptionError
 from llmcomp.graph.layer import Layer
 from llmcomp.options import ExportOptions, Override, Rule
 from llmcomp.planning.check import check_options, is_low, resolve
+from llmcomp.planning.devices import ragged
 from llmcomp.planning.matching import ignored_layers, overridden_layers
 from llmcomp.planning.plan import LayerPlan, Plan, summarize
 from llmcomp.planning.roles import is_router
@@ -103,10 +104,11 @@ class _Planner:
         if "Gather" in layer.ops and not formats.get(asked.format).for_embeddings:
             return self.backup(f"{asked.format} cannot be looked up compressed")
         width = layer.shape[-1]
-        if asked.group_size == -1 or width % asked.group_size == 0:
+        divides = asked.group_size == -1 or width % asked.group_size == 0
+        why = ragged(layer, Scheme(asked.format, asked.group_size)) if divides else f"{asked.group_size} does not divide {width}"
+        if not why:
             return asked
         self.misfits[layer.name] = asked.group_size
-        why = f"{asked.group_size} does not divide {width}"
         if self.options.group_size_fallback == "ignore":
             return replace(asked, format="keep", group_size=-1, reason=why)
         group = LEAST_GROUP
@@ -140,7 +142,7 @@ class _Planner:
         named = ", ".join(f"{layer.name} ({layer.shape[-1]}" + (f" by {size})" if sizes[1:] else ")") for layer, size in found)
         raise GroupSizeError(
             f"group size {' or '.join(map(str, sizes))}",
-            f"it does not divide {len(found)} layers: {named}",
+            f"it does not divide {len(found)} layers, or ends inside a byte: {named}",
             "Use --group-size-fallback adjust, another --group-size, or --override for these",
         )
 
@@ -150,7 +152,7 @@ class _Planner:
             return ()
         kinds = Counter((one.format, one.group_size) for layer, one in zip(layers, given, strict=True) if layer.name in self.misfits)
         told = ", ".join(f"{count} {name}" + (f" group {group}" if group > 0 else "") for (name, group), count in sorted(kinds.items()))
-        return (f"{len(self.misfits)} layers that the group does not divide: {told}",)
+        return (f"{len(self.misfits)} layers that the group does not fit: {told}",)
 
     def requested_bits(self, layers: Sequence[Layer], asked: Sequence[_Asked]) -> float:
         """Bits per weight if every group fitted and the ratio were met exactly."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llmcomp import formats
 from llmcomp.formats import Node
+from llmcomp.formats.packing import bits
 from llmcomp.graph.layer import Layer
 from llmcomp.planning.scheme import Scheme, layer_chain
 
@@ -14,12 +15,30 @@ CPU_STACKS = {"u8", "i8", "u4", "i4"}
 """The same for stacks of experts (GatherMatmul)."""
 
 
+LEAST_PACKED = 4
+"""The smallest group that the CPU plugin reads packed."""
+
+
 def runs_packed(layer: Layer, scheme: Scheme) -> bool:
     """Whether the CPU plugin keeps a layer's codes packed."""
     if scheme.is_float:
         return True
     known = CPU_STACKS if len(layer.shape) > 2 else CPU_MATRICES
     return formats.get(scheme.format).code_type in known and not _looks_up(layer_chain(layer, scheme))
+
+
+def ragged(layer: Layer, scheme: Scheme) -> str:
+    """Why the CPU plugin would compute a layer wrongly, empty if it would not.
+
+    Of groups that end inside a byte it reads their neighbours' codes, and memory behind them (OpenVINO 2026.4.1: 4 bits in odd groups or odd
+    channels, 2 bits in what four does not divide; several tokens at once are enough for channels, one for groups).
+    """
+    if scheme.is_float or not runs_packed(layer, scheme):
+        return ""
+    size = layer.shape[-1] if scheme.group_size == -1 else scheme.group_size
+    if 0 < scheme.group_size < LEAST_PACKED or size * bits(formats.get(scheme.format).code_type) % 8 == 0:
+        return ""
+    return f"{'channels' if scheme.group_size == -1 else 'groups'} of {size} end inside a byte, which OpenVINO's CPU misreads"
 
 
 def _looks_up(node: Node) -> bool:

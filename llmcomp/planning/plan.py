@@ -15,6 +15,7 @@ from llmcomp.errors import GroupSizeError, OptionError
 from llmcomp.graph.layer import Layer
 from llmcomp.options.rules import did_you_mean, near
 from llmcomp.planning.check import check_group, check_rule
+from llmcomp.planning.devices import ragged
 from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, Scheme, layer_bytes
 
 VERSION = 1
@@ -176,6 +177,9 @@ def _checked(entry: LayerPlan, layer: Layer, where: str) -> LayerPlan:
             raise GroupSizeError(place, f"group size {entry.group_size} does not divide {layer.shape[-1]}", "Use a divisor, or -1")
         check_group(place, entry.format, entry.group_size)
         check_rule(place, entry.format, entry.rule)
+        trouble = ragged(layer, entry.scheme)
+        if trouble:
+            raise GroupSizeError(place, trouble, "Use another group size, or int8_asym")
         if "Gather" in layer.ops and not formats.get(entry.format).for_embeddings:
             raise OptionError(place, f"a {entry.format} table cannot be looked up compressed", "Use an integer format for embeddings")
     return entry.model_copy(update={"bytes": layer_bytes(layer, entry.scheme)})
