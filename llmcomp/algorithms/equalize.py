@@ -55,7 +55,8 @@ def channel_factors(
     for sums, rows, labels in readers:
         np.add.at(total, labels, sums)
         np.add.at(count, labels, rows)
-    live = free & (total > 0)
+    # A weight that is not finite is refused where it is quantized.
+    live = free & (total > 0) & np.isfinite(total)
     logs = np.zeros(channels)
     logs[live] = -np.log(total[live] / count[live]) / POWER
     if live.any():

@@ -19,6 +19,10 @@ STORED = {"f8e4m3": ml_dtypes.float8_e4m3fn, "f16": np.float16, "f32": np.float3
 """Element types of a stored table, narrowest first."""
 
 
+LARGEST = 1e30
+"""Bound of a table's largest level, and its inverse: a weight divided by it, and the middle of two, stay f32."""
+
+
 @dataclass(frozen=True)
 class Codebook(Format):
     """Code i is the i-th level. A weight halfway between two takes the lower."""
@@ -69,15 +73,19 @@ def make_codebook(levels: Any, name: str = "") -> Codebook:
     """The format of a table of 2 to 65536 ascending finite numbers. Its default name spells the table: `codebook[-1,0,1]`.
 
     Raises:
-        OptionError: another number of levels, not ascending, not finite, or all zero.
+        OptionError: another number of levels, not ascending, not finite, or beyond LARGEST.
     """
     with np.errstate(over="ignore"):
         table = np.asarray(levels, np.float32).reshape(-1)
     thing = f"codebook of {table.size} levels"
     if not 2 <= table.size <= 1 << 16:
         raise OptionError(thing, "it has fewer than 2 or more than 65536", "Give a table that codes of 1 to 16 bits can index")
-    if not np.isfinite(table).all() or not (np.diff(table) > 0).all():
+    if not np.isfinite(table).all() or not (table[1:] > table[:-1]).all():
         raise OptionError(thing, "they are not finite and strictly ascending", "Sort the table and remove duplicates")
+    if not 1 / LARGEST <= np.abs(table).max() <= LARGEST:
+        raise OptionError(
+            thing, f"the largest magnitude is not between {1 / LARGEST:g} and {LARGEST:g}", "Multiply them; scales make up for it"
+        )
     bits = int(table.size - 1).bit_length()
     code_type = "u4" if bits <= 4 else "u8" if bits <= 8 else "u16"
     values = tuple(table.tolist())

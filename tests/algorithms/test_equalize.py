@@ -58,3 +58,12 @@ def test_any_float_type() -> None:
     narrow = w.astype(ml_dtypes.bfloat16)
     free = np.ones(6, bool)
     np.testing.assert_array_equal(ours([(narrow, labels)], free), ours([(narrow.astype(np.float32), labels)], free))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_column_that_is_not_finite_keeps_one() -> None:
+    """Its layer is refused later, by name; until then nothing is said."""
+    (w, labels), _ = readers()
+    w[0, 2], w[1, 3] = np.inf, np.nan
+    t = ours([(w, labels)], np.ones(6, bool))
+    assert np.isfinite(t).all() and t[2] == t[3] == 1

@@ -183,3 +183,11 @@ def test_odd_channels_work_per_channel(width: int) -> None:
         parts = {p.name: p for p in formats.get(name).parts(w.shape, -1, "f32")}
         assert {n: b.nbytes for n, b in weight.packed().items()} == {n: p.nbytes for n, p in parts.items()}
         np.testing.assert_array_equal(evaluate(weight, "f32"), weight.dequantize())
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("levels", ["1e38,3e38", "-3e38,3e38", "1e-45,1e-44", "-1e-31,0", "nan,1", "1,1", "1e40,2", "1", ""])
+def test_tables_that_cannot_be_scaled_are_refused(levels: str) -> None:
+    with pytest.raises(OptionError, match="codebook"):
+        formats.get(f"codebook[{levels}]")
+    assert formats.get("codebook[-1e29,0,1e-30]").top == np.float32(1e29)
