@@ -142,7 +142,7 @@ class _Planner:
         named = ", ".join(f"{layer.name} ({layer.shape[-1]}" + (f" by {size})" if sizes[1:] else ")") for layer, size in found)
         raise GroupSizeError(
             f"group size {' or '.join(map(str, sizes))}",
-            f"it does not divide {len(found)} layers, or ends inside a byte: {named}",
+            f"it does not divide {len(found)} layers, or OpenVINO's CPU misreads it: {named}",
             "Use --group-size-fallback adjust, another --group-size, or --override for these",
         )
 

@@ -15,10 +15,6 @@ CPU_STACKS = {"u8", "i8", "u4", "i4"}
 """The same for stacks of experts (GatherMatmul)."""
 
 
-LEAST_PACKED = 4
-"""The smallest group that the CPU plugin reads packed."""
-
-
 def runs_packed(layer: Layer, scheme: Scheme) -> bool:
     """Whether the CPU plugin keeps a layer's codes packed."""
     if scheme.is_float:
@@ -30,15 +26,16 @@ def runs_packed(layer: Layer, scheme: Scheme) -> bool:
 def ragged(layer: Layer, scheme: Scheme) -> str:
     """Why the CPU plugin would compute a layer wrongly, empty if it would not.
 
-    Of groups that end inside a byte it reads their neighbours' codes, and memory behind them (OpenVINO 2026.4.1: 4 bits in odd groups or odd
-    channels, 2 bits in what four does not divide; several tokens at once are enough for channels, one for groups).
+    It misreads packed groups, and memory behind them, where a size is no power of two (OpenVINO 2026.4.1 on AVX-512 with AMX: 4 bits in groups of
+    9, 40, 48, 80, 144, even 8 bits in groups of 576), and channels that end inside a byte once several tokens come at a time.
     """
     if scheme.is_float or not runs_packed(layer, scheme):
         return ""
     size = layer.shape[-1] if scheme.group_size == -1 else scheme.group_size
-    if 0 < scheme.group_size < LEAST_PACKED or size * bits(formats.get(scheme.format).code_type) % 8 == 0:
-        return ""
-    return f"{'channels' if scheme.group_size == -1 else 'groups'} of {size} end inside a byte, which OpenVINO's CPU misreads"
+    if scheme.group_size != -1:
+        return f"groups of {size} are no power of two, which OpenVINO's CPU misreads" if size & (size - 1) else ""
+    inside = size * bits(formats.get(scheme.format).code_type) % 8
+    return f"channels of {size} end inside a byte, which OpenVINO's CPU misreads" if inside else ""
 
 
 def _looks_up(node: Node) -> bool:

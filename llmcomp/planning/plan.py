@@ -179,7 +179,7 @@ def _checked(entry: LayerPlan, layer: Layer, where: str) -> LayerPlan:
         check_rule(place, entry.format, entry.rule)
         trouble = ragged(layer, entry.scheme)
         if trouble:
-            raise GroupSizeError(place, trouble, "Use another group size, or int8_asym")
+            raise GroupSizeError(place, trouble, "Use a power of two, or int8_asym with -1")
         if "Gather" in layer.ops and not formats.get(entry.format).for_embeddings:
             raise OptionError(place, f"a {entry.format} table cannot be looked up compressed", "Use an integer format for embeddings")
     return entry.model_copy(update={"bytes": layer_bytes(layer, entry.scheme)})

@@ -77,12 +77,13 @@ def test_a_table_never_gets_a_format_that_cannot_be_looked_up() -> None:
         (48, 128, ("int4_asym", 32)),
         (16, 24, ("int8_asym", -1)),
         (-1, 18, ("int4_asym", -1)),
-        # Groups and channels that end inside a byte: OpenVINO's CPU plugin misreads them.
+        # OpenVINO's CPU plugin misreads channels that end inside a byte, and groups that are no power of two.
         (-1, 17, ("int8_asym", -1)),
         (9, 576, ("int8_asym", -1)),
         (33, 1056, ("int4_asym", 32)),
-        (6, 576, ("int4_asym", 6)),
-        (48, 96, ("int4_asym", 48)),
+        (6, 576, ("int8_asym", -1)),
+        (576, 1728, ("int4_asym", 64)),
+        (48, 96, ("int4_asym", 32)),
         (1, 17, ("int4_asym", 1)),
     ],
 )
@@ -100,14 +101,14 @@ def test_what_ends_inside_a_byte_is_told() -> None:
     assert entry.format == "int8_asym" and "channels of 18 end inside a byte" in entry.reason
     # What the plugin does not read packed cannot be misread.
     assert formats(plan(layers, weight_format="int3_sym", group_size=-1))["model.layers.0.odd"] == "int3_sym"
-    with pytest.raises(GroupSizeError, match=r"inside a byte: model\.layers\.0\.odd"):
+    with pytest.raises(GroupSizeError, match=r"misreads it: model\.layers\.0\.odd"):
         plan(layers, weight_format="int2_sym", group_size=-1, group_size_fallback="error")
 
 
 def test_fallback_error_names_every_layer_before_work_begins() -> None:
     layers = [*model(), layer("model.layers.0.odd", 8, 50), layer("model.layers.1.odd", 8, 576)]
     with pytest.raises(
-        GroupSizeError, match=r"2 layers, or ends inside a byte: model\.layers\.0\.odd \(50\), model\.layers\.1\.odd \(576\)"
+        GroupSizeError, match=r"2 layers, or OpenVINO's CPU misreads it: model\.layers\.0\.odd \(50\), model\.layers\.1\.odd \(576\)"
     ):
         plan(layers, group_size=128, group_size_fallback="error")
     assert formats(plan(layers, group_size=128, group_size_fallback="ignore"))["model.layers.0.odd"] == "keep"
