@@ -22,10 +22,10 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: $(VENV)/.installed lint
-	$(BIN)/python -m pytest --durations=10 -m 'not longest'
+test: $(VENV)/.installed lint $(MODEL)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=10 -m 'not longest'
 
-test-all: $(VENV)/.installed lint
+test-all: $(VENV)/.installed lint $(MODEL)
 	$(BIN)/python -m pytest --durations=10
 
 bench: $(VENV)/.installed
