@@ -24,14 +24,15 @@ from llmcomp.formats import CompressedWeight
 from llmcomp.graph.factors import Factors, make_factors
 from llmcomp.graph.folds import Fold
 from llmcomp.graph.layer import Layer
-from llmcomp.graph.model import ModelGraph
+from llmcomp.graph.model import ModelGraph, flat_rows
 from llmcomp.graph.sections import Section, Sections
 from llmcomp.planning import Plan
-from llmcomp.solving import Moments, roundtrip, solve
+from llmcomp.solving import TINY, Moments, roundtrip, solve
 
-TINY = 1e-30
 SAMPLED_ROWS = 128
 """Rows of a weight by which the factors of a fold are chosen."""
+Check = Callable[[Layer, NDArray[Any]], None]
+"""Raises NonFiniteWeightError if a layer's rows hold NaN or Inf."""
 Put = Callable[[Layer, CompressedWeight, float, float], None]
 """(layer, its compressed weight with f32 scales, relative squared error of its weights, seconds)."""
 
@@ -44,18 +45,28 @@ class Calibrated:
     folds: list[dict[str, Any]]
     """A line for the report on each fold."""
     layers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Layer name -> output_error: mean squared error of its outputs relative to their power; plain_error: that of plain rounding."""
+    """Layer name -> loss: mean squared error of its outputs relative to their power; plain_loss: that of plain rounding; kept: which was taken."""
 
 
 def calibrate(
-    graph: ModelGraph, plan: Plan, folds: Sequence[Fold], sections: Sections, rows: Sequence[NDArray[np.int64]], put: Put, scratch: Path
+    graph: ModelGraph,
+    plan: Plan,
+    folds: Sequence[Fold],
+    sections: Sections,
+    rows: Sequence[NDArray[np.int64]],
+    put: Put,
+    check: Check,
+    scratch: Path,
 ) -> Calibrated:
     """Compress the layers that the plan wants calibrated, in the order of the graph.
 
     With second-order rounding each section sees what comes out of the sections before it, compressed as they will be, else what the float
     model would have given it, which takes one pass in place of two. `folds` are those of `inner_folds`.
+
+    Raises:
+        NonFiniteWeightError: a weight holds NaN or Inf, by `check`.
     """
-    stage = _Stage(graph, plan, put)
+    stage = _Stage(graph, plan, put, check)
     chosen: dict[int, NDArray[np.float32]] = {}
     told: dict[int, dict[str, Any]] = {}
     with Runner(sections, rows, scratch) as runner:
@@ -87,8 +98,8 @@ def _describe(fold: Fold) -> dict[str, Any]:
 
 
 class _Stage:
-    def __init__(self, graph: ModelGraph, plan: Plan, put: Put) -> None:
-        self.graph, self.plan, self.put = graph, plan, put
+    def __init__(self, graph: ModelGraph, plan: Plan, put: Put, check: Check) -> None:
+        self.graph, self.plan, self.put, self.check = graph, plan, put, check
         self.schemes = {entry.name: entry.scheme for entry in plan.layers}
         self.told: dict[str, dict[str, Any]] = {}
 
@@ -122,8 +133,9 @@ class _Stage:
         return found
 
     def _read(self, layer: Layer) -> NDArray[np.float32]:
-        rows = int(np.prod(layer.shape[:-1]))
-        return np.asarray(self.graph.rows(layer, 0, rows), np.float32).reshape(layer.shape)
+        rows = self.graph.rows(layer, 0, flat_rows(layer))
+        self.check(layer, rows)
+        return np.asarray(rows, np.float32).reshape(layer.shape)
 
     def _factors(
         self, fold: Fold, weights: Mapping[str, NDArray[np.float32]], hessians: Mapping[str, NDArray[np.float32]]

@@ -38,6 +38,7 @@ from llmcomp.planning import Plan, Scheme
 from llmcomp.progress import Progress
 from llmcomp.writing import verify
 from llmcomp.writing.bundle import bundle, check_disk, check_output
+from llmcomp.writing.finite import check_kept
 from llmcomp.writing.forecast import Forecast, forecast, least_bytes
 from llmcomp.writing.ir import write_ir
 from llmcomp.writing.journal import NAME as JOURNAL
@@ -45,7 +46,7 @@ from llmcomp.writing.journal import Journal
 from llmcomp.writing.layout import Layout, make_layout
 from llmcomp.writing.report import Compressed, make_report, write_report
 from llmcomp.writing.side_files import write_side_files
-from llmcomp.writing.stream import BinWriter, Outcome, Quantizer, check_kept, tile_rows
+from llmcomp.writing.stream import BinWriter, Outcome, Quantizer, tile_rows
 from llmcomp.writing.tokenizer import Conversion
 
 RULES: dict[str, str | kernels.Ranges] = {planning.SEARCH: search}
@@ -118,6 +119,8 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
         if sections is not None and samples is None:
             with run.stage("own text"):
                 samples = _own_text(checkpoint, options, folder)
+        if sections is None and samples is not None:
+            run.warn(f"{samples.source} is not used: nothing in the plan looks at data")
         if sections is not None and samples is not None:
             run.progress.note(f"calibration data: {samples}")
             for text in samples.warnings:
@@ -154,6 +157,9 @@ def dry_run(options: ExportOptions, progress: Progress | None = None) -> Forecas
     check_output(options.output, options.model, options.overwrite)
     graph = _graph(_open(options), options, run)
     plan = _plan(graph, options, run)
+    if plan.is_calibrated:
+        run.warn("calibration's own time and memory are not in the forecast, which is that of rounding the same layers plainly")
+        plan, _ = plan.without_calibration(())
     schemes = _schemes(plan)
     layout = make_layout(graph, schemes, choose_folds(graph, plan))
     check_disk(options.output, layout.size)
@@ -287,7 +293,7 @@ def _compress(
                     factors, folded = fold(graph, plan, folds, _workers())
             else:
                 with run.stage("calibrate"), TemporaryDirectory(prefix=".calibration-", dir=folder) as scratch:
-                    calibrated = calibrate(graph, plan, folds, sections, samples.rows, writer.put, Path(scratch))
+                    calibrated = calibrate(graph, plan, folds, sections, samples.rows, writer.put, writer.check_finite, Path(scratch))
                     factors, folded = calibrated.factors, calibrated.folds
             with run.stage("compress"):
                 rest = [layer for layer in graph.layers if layer.name not in writer.outcomes]

@@ -25,6 +25,8 @@ from llmcomp.kernels import Given
 from llmcomp.planning import Scheme
 
 RULES: dict[str, Any] = {planning.SEARCH: search, planning.SCALE_ESTIMATION: scale_estimation}
+TINY = 1e-30
+"""In place of a power of zero, where errors are put in relation to it."""
 ORDERS: tuple[Order, ...] = ("activation", "group")
 """Arms of second-order rounding. Beside scales by `scale_estimation`, which weigh inputs already, the second gains nothing."""
 
@@ -61,7 +63,7 @@ def solve(scheme: Scheme, w: NDArray[np.float32], moments: Moments) -> tuple[Com
         weight = _second_order(scheme, w, weight, moments)
     plain = _quantize(scheme, w, formats.get(scheme.format).best_rule, moments.diagonal)
     loss, plain_loss = (_loss(w, one, moments) for one in (weight, plain))
-    power = max(float(quadratic_loss(w, moments.hessian).sum()), 1e-30)
+    power = max(float(quadratic_loss(w, moments.hessian).sum()), TINY)
     told = {
         "loss": min(loss, plain_loss) / power,
         "plain_loss": plain_loss / power,

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmcomp.errors import OptionError
-from llmcomp.export import export
+from llmcomp.errors import NonFiniteWeightError, OptionError
+from llmcomp.export import dry_run, export
 from llmcomp.options import ExportOptions
+from llmcomp.progress import Progress
 from tests.packed import packed_types
 from tests.test_path import logits
-from tests.tiny import tiny_llama
+from tests.tiny import save_shards, tiny_llama
 
 TEXT = "The ferry left at seven, and nobody complained; the harbour lay flat as a plate. " * 40
 METHODS: tuple[dict[str, Any], ...] = (
@@ -111,6 +112,32 @@ def test_an_edited_plan_names_the_algorithms(source: Path, tmp_path: Path) -> No
     by_name = {layer["name"]: layer for layer in report["layers"]}
     assert by_name[kept]["calibration"] is None and by_name[kept]["rounding"] == "nearest"
     assert sum(layer["calibration"] is not None for layer in report["layers"]) == 13
+
+
+def test_a_weight_that_is_not_finite_is_named_before_anything_is_calibrated(source: Path, tmp_path: Path) -> None:
+    tensors = tiny_llama(tmp_path / "bad")
+    name = "model.layers.0.self_attn.o_proj.weight"
+    tensors[name][3, 5] = np.nan
+    save_shards(tmp_path / "bad", tensors)
+    data = {"dataset": str(source / "text.txt"), "num_samples": 8, "sequence_length": 64}
+    options = ExportOptions(
+        model=str(tmp_path / "bad"), output=tmp_path / "out", weight_format="int4_sym", gptq=True, no_tokenizer=True, **data
+    )
+    with pytest.raises(NonFiniteWeightError, match=r"o_proj.weight.*row 3, column 5"):
+        export(options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_says_what_it_leaves_out(source: Path, tmp_path: Path) -> None:
+    asked = {"weight_format": "int4_sym", "group_size": 32, "scale_estimation": True, "gptq": True, "awq": True, "no_tokenizer": True}
+    told: list[str] = []
+
+    class Face(Progress):
+        def warn(self, text: str) -> None:
+            told.append(text)
+
+    forecast = dry_run(ExportOptions(model=str(source / "tiny"), output=tmp_path / "out", **asked), Face())
+    assert forecast.bin_bytes > 0 and any("calibration" in text for text in told)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph, flat_rows
 from llmcomp.planning import Scheme, float_type
 from llmcomp.planning.scheme import SOURCE_TYPES
+from llmcomp.writing.finite import NonFinite, non_finite_error
 from llmcomp.writing.journal import Journal, checksum
 from llmcomp.writing.layout import Layout, Slot, integer_bytes
 
@@ -39,7 +40,6 @@ TILE_WEIGHTS = 1 << 21
 two cores with 4 MB of L2 and a 1.24 B model, 2^18 takes 5.9 s, 2^19 4.7, 2^20 4.3, 2^21 3.6, 2^22 3.3."""
 SPARE_WORKERS = 1
 """Threads beyond one for each core: while one waits for a page, a lock or the interpreter, they compute (measured: 10 % less time)."""
-DAMAGED = "The checkpoint is damaged or its training diverged; get a good copy"
 ROW_STEP = 8
 """Tiles start at multiples of this many rows, so that a row's 4-bit codes and zero points start at a whole byte."""
 SAMPLES, SAMPLE_ROWS = 4, 4
@@ -61,8 +61,6 @@ class TileResult(Protocol):
 
 Quantizer = Callable[[Layer, Scheme, NDArray[Any], int], TileResult]
 """(layer, scheme, its rows [R, in], number of the first row) -> packed codes, f32 scales, packed zero points."""
-NonFinite = Callable[[NDArray[Any]], tuple[int, int | None]]
-"""rows -> (number of NaN and Inf, flat index of the first)."""
 
 
 @dataclass
@@ -93,21 +91,6 @@ class _Pending:
     scales: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     squares: float = 0.0
     squared_error: float = 0.0
-
-
-def check_kept(graph: ModelGraph, non_finite: NonFinite) -> None:
-    """The tensors that stay in the graph at full precision (norms, biases, tables) are finite; the others are checked as they stream.
-
-    Raises:
-        NonFiniteWeightError: one holds NaN or Inf.
-    """
-    for name in graph.skeleton.real:
-        info = graph.checkpoint.tensors[name]
-        if info.dtype not in SOURCE_TYPES:
-            continue
-        count, first = non_finite(graph.checkpoint.read(name))
-        if count:
-            raise NonFiniteWeightError(name, f"{count} of {prod(info.shape)} values are NaN or Inf, the first at index {first}", DAMAGED)
 
 
 def tile_rows(width: int) -> int:
@@ -223,6 +206,11 @@ class BinWriter(AbstractContextManager["BinWriter"]):
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
 
+    def check_finite(self, layer: Layer, w: NDArray[Any]) -> None:
+        """Raises NonFiniteWeightError if these rows of a layer hold NaN or Inf."""
+        if self.non_finite(w)[0]:
+            raise non_finite_error(self.graph, layer, self.non_finite, tile_rows(layer.shape[-1]))
+
     def put(self, layer: Layer, weight: formats.CompressedWeight, error: float, seconds: float) -> None:
         """Write a layer that is compressed already; `weight.scale` is f32. `error` as in Outcome."""
         rows = tile_rows(layer.shape[-1])
@@ -267,8 +255,7 @@ class BinWriter(AbstractContextManager["BinWriter"]):
         start, stop = self._span(state, tile)
         w = self.graph.rows(layer, start, stop)
         if scheme.is_float:
-            if self.non_finite(w)[0]:
-                raise self._non_finite_error(layer)
+            self.check_finite(layer, w)
             if layer.name in factors:
                 w = factors.apply(layer.name, np.asarray(w, np.float32), range(start, stop))
             stored = np.ascontiguousarray(_cast(w, float_type(layer, scheme), layer))
@@ -276,8 +263,8 @@ class BinWriter(AbstractContextManager["BinWriter"]):
         else:
             fmt = formats.get(scheme.format)
             result = quantize(layer, scheme, w, start)
-            if not result.finite and self.non_finite(w)[0]:
-                raise self._non_finite_error(layer)
+            if not result.finite:
+                self.check_finite(layer, w)
             total = self._write_rows(layer, "codes", start, result.codes)
             if result.zero_point is not None:
                 total = self._write_rows(layer, "zero_point", start, result.zero_point, total)
@@ -349,20 +336,6 @@ class BinWriter(AbstractContextManager["BinWriter"]):
         self.outcomes[layer.name] = Outcome(layer.name, scale_type, error, seconds, sums, scale_sum, state.rows_per_tile)
         self.journal.add({"layer": layer.name, "rows": state.rows_per_tile, "sums": sums, "scale_sum": scale_sum})
         self.on_layer(layer, self.outcomes[layer.name])
-
-    def _non_finite_error(self, layer: Layer) -> NonFiniteWeightError:
-        count, first, rows = 0, None, tile_rows(layer.shape[-1])
-        for start in range(0, flat_rows(layer), rows):
-            found, index = self.non_finite(self.graph.rows(layer, start, min(start + rows, flat_rows(layer))))
-            if found and first is None and index is not None:
-                first = start * layer.shape[-1] + index
-            count += found
-        position = tuple(int(i) for i in np.unravel_index(first or 0, (flat_rows(layer), layer.shape[-1])))
-        return NonFiniteWeightError(
-            layer.tensor,
-            f"{count} of {layer.size} values are NaN or Inf, the first at row {position[0]}, column {position[1]}",
-            DAMAGED,
-        )
 
 
 def _write_tail(path: Path, graph: ModelGraph, layout: Layout, scales: Mapping[str, NDArray[np.float32]]) -> dict[str, Slot]:
