@@ -148,7 +148,8 @@ class _Stage:
         for name in names:
             w, scheme = weights[name], self.schemes[name]
             picked = np.ascontiguousarray(w[_spread(len(w))])
-            readers.append(awq.Reader(picked, hessians[name], fold.readers[name], len(w) / len(picked), partial(roundtrip, scheme)))
+            quantizers = partial(roundtrip, scheme, False), partial(roundtrip, scheme, True)
+            readers.append(awq.Reader(picked, hessians[name], fold.readers[name], len(w) / len(picked), *quantizers))
         t, (alpha, beta) = awq.choose_factors(fold.channels, readers, fold.free)
         return t, {"alpha": alpha, "beta": beta}
 

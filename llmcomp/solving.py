@@ -19,7 +19,7 @@ from llmcomp.algorithms.awq import quadratic_loss
 from llmcomp.algorithms.gptq import Rounded, best_of, gptq
 from llmcomp.algorithms.hessian import Factor, Order, factorize
 from llmcomp.algorithms.refine import refine
-from llmcomp.algorithms.search import scale_estimation, search
+from llmcomp.algorithms.search import quick_estimation, scale_estimation, search
 from llmcomp.formats import CompressedWeight
 from llmcomp.kernels import Given
 from llmcomp.planning import Scheme
@@ -50,9 +50,11 @@ class Moments:
         return self._factors[key]
 
 
-def roundtrip(scheme: Scheme, w: NDArray[np.float32], h: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What w [rows, in] is after rounding with the scheme's scales, h [in] the second moment of each input."""
+def roundtrip(scheme: Scheme, quick: bool, w: NDArray[np.float32], h: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What w [rows, in] is after rounding with the scheme's scales, or `quick` with nearly these; h [in] the second moment of each input."""
     fmt, rule = formats.get(scheme.format), RULES.get(scheme.rule, scheme.rule)
+    if quick and not isinstance(rule, str):
+        rule = quick_estimation
     return kernels.roundtrip_rows(fmt, w, scheme.group_size, rule, Given(importance=np.ascontiguousarray(h, np.float32)))
 
 

@@ -38,6 +38,16 @@ def scale_estimation(xp: Namespace, fmt: Format, w: Any, importance: Any) -> Map
     return _least(xp, fmt, w, importance, () if fmt.scale_type else NEIGHBOURS)
 
 
+def quick_estimation(xp: Namespace, fmt: Format, w: Any, importance: Any) -> Mapping[str, Any]:
+    """The scale of `minmax`, refitted once with inputs' second moments [1, groups, size]: what `scale_estimation` improves on, for a tenth of
+    its time."""
+    ranges = fmt.ranges(xp, w)
+    if fmt.scale_type:
+        return ranges
+    ranges = fmt.refit(xp, w, importance, ranges)
+    return {**ranges, "scale": storable(xp, ranges["scale"])}
+
+
 def _least(xp: Namespace, fmt: Format, w: Any, weight: Any, neighbours: tuple[float, ...] = ()) -> Mapping[str, Any]:
     """The candidate of least weighted squared error; then of it and its neighbours, refitted."""
     candidates = fmt.candidates(xp, w, weight)

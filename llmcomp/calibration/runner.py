@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import groupby, islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -136,15 +137,14 @@ class OpenSection:
 
 
 def _batches(rows: Sequence[NDArray[np.int64]]) -> Iterator[NDArray[np.int64]]:
-    """Rows of equal length together, [rows, length], longest first; no row is padded."""
-    by_length: dict[int, list[NDArray[np.int64]]] = {}
-    for row in rows:
-        by_length.setdefault(len(row), []).append(row)
-    for length in sorted(by_length, reverse=True):
+    """Rows of equal length together, [rows, length], longest first; no row is padded.
+
+    In an order of their own: sums over tokens, whose last bits decide ties, then do not depend on the order in which rows are given.
+    """
+    for length, same in groupby(sorted(rows, key=lambda row: (-len(row), row.tobytes())), key=len):
         step = max(1, BATCH_TOKENS // length)
-        same = by_length[length]
-        for start in range(0, len(same), step):
-            yield np.stack(same[start : start + step])
+        while batch := list(islice(same, step)):
+            yield np.stack(batch)
 
 
 def _oriented(layers: Sequence[Layer], weights: Weights) -> dict[str, NDArray[np.float32]]:

@@ -26,7 +26,7 @@ def nearest(w: np.ndarray, _: object = None) -> np.ndarray:
 
 
 def reader(w: np.ndarray, x: np.ndarray, share: float = 1.0) -> Reader:
-    return Reader(w, (x.T @ x / max(len(x), 1)).astype(np.float32), np.arange(WIDTH), share, nearest)
+    return Reader(w, (x.T @ x / max(len(x), 1)).astype(np.float32), np.arange(WIDTH), share, nearest, nearest)
 
 
 def test_the_quadratic_form_is_the_mean_squared_error_of_outputs() -> None:
@@ -80,7 +80,7 @@ def test_little_data_is_no_trouble(tokens: int) -> None:
 def test_grouped_channels_take_one_factor_for_several_columns() -> None:
     w, x = layer()
     channels = np.arange(WIDTH) // 2
-    one = Reader(w, (x.T @ x / len(x)).astype(np.float32), channels, 1.0, nearest)
+    one = Reader(w, (x.T @ x / len(x)).astype(np.float32), channels, 1.0, nearest, nearest)
     t, (alpha, beta) = choose_factors(WIDTH // 2, [one], np.ones(WIDTH // 2, bool))
     h = np.square(x, dtype=np.float64).mean(0).reshape(-1, 2).mean(1)
     m = np.abs(w).mean(0, dtype=np.float64).reshape(-1, 2).mean(1)

@@ -12,6 +12,6 @@ def factors(h: np.ndarray, m: np.ndarray, alpha: float, beta: float) -> np.ndarr
 
 
 def output_error(w: np.ndarray, x: np.ndarray, t: np.ndarray, roundtrip) -> float:  # type: ignore[no-untyped-def]
-    """Mean over tokens of |Q(W t) (x / t) - W x|^2."""
-    rounded = roundtrip((w * t).astype(np.float32)).astype(np.float64)
-    return float(np.square(x / t @ rounded.T - x @ w.T).sum() / len(x))
+    """Sum over outputs of the squared error of Q(W t) (x / t), relative to the power of W x."""
+    rounded, wanted = roundtrip((w * t).astype(np.float32)).astype(np.float64), x @ w.T.astype(np.float64)
+    return float((np.square(x / t @ rounded.T - wanted).sum(0) / np.square(wanted).sum(0)).sum())

@@ -1,0 +1,114 @@
+"""Calibration on poor data: what never fires, what is dead, one token, one text again and again; and what must not matter: order and threads."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmcomp.export import export
+from llmcomp.options import ExportOptions
+from tests.test_calibrated import TEXT
+from tests.test_path import logits
+from tests.tiny import save_shards, tiny_llama
+
+ALL = {"awq": True, "scale_estimation": True, "gptq": True, "weight_format": "int4_sym", "group_size": 32, "no_tokenizer": True}
+IDS = np.random.default_rng(7).integers(3, 260, (1, 24))
+
+Tensors = dict[str, Any]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LLMCOMP_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def as_made(tensors: Tensors) -> None:
+    """A model like any other."""
+
+
+def silent(tensors: Tensors) -> None:
+    """Nothing arrives at down_proj: the gate is zero."""
+    tensors["model.layers.0.mlp.gate_proj.weight"][:] = 0
+
+
+def dead(tensors: Tensors) -> None:
+    """Some channels of down_proj and o_proj never fire."""
+    tensors["model.layers.0.mlp.up_proj.weight"][5:40] = 0
+    tensors["model.layers.1.self_attn.v_proj.weight"][3] = 0
+
+
+def one_norm_is_zero(tensors: Tensors) -> None:
+    """q, k and v of a block see zeros only."""
+    tensors["model.layers.1.input_layernorm.weight"][:] = 0
+
+
+def checkpoint(folder: Path, change: Callable[[Tensors], None]) -> None:
+    from safetensors.numpy import load_file
+
+    tiny_llama(folder)
+    tensors: Tensors = {}
+    for shard in sorted(folder.glob("*.safetensors")):
+        tensors |= {name: np.array(value) for name, value in load_file(shard).items()}
+    change(tensors)
+    save_shards(folder, tensors)
+
+
+@pytest.mark.parametrize("change", [as_made, silent, dead, one_norm_is_zero])
+@pytest.mark.parametrize("data", ["texts", "one token", "the same four times"])
+def test_poor_data_does_no_harm(tmp_path: Path, change: Callable[[Tensors], None], data: str) -> None:
+    checkpoint(tmp_path / "m", change)
+    text = TEXT[:100]
+    texts = {"texts": (TEXT,), "one token": (text,), "the same four times": (text,) * 4}[data]
+    size = {"num_samples": 1, "sequence_length": 1} if data == "one token" else {"num_samples": 4, "sequence_length": 32}
+    export(ExportOptions(model=str(tmp_path / "m"), output=tmp_path / "out", dataset=texts, **size, **ALL))
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    told = {layer["name"]: layer["calibration"] for layer in report["layers"] if layer["calibration"]}
+    assert len(told) == 14
+    for name, line in told.items():
+        assert np.isfinite([line["loss"], line["plain_loss"]]).all() and 0 <= line["loss"] <= line["plain_loss"], name
+    assert np.isfinite(logits(tmp_path / "out" / "openvino_model.xml", IDS)[0]).all()
+
+
+def test_the_order_of_the_samples_does_not_matter(tmp_path: Path) -> None:
+    """Chats, each of which is a sample: of texts that are one long text to the windows, another order is another text."""
+    tiny_llama(tmp_path / "m")
+    chats = [{"messages": [{"role": "user", "content": TEXT[i * 37 : i * 37 + 60 + 9 * (i % 3)]}]} for i in range(12)]
+    found = []
+    for place, given in enumerate((chats, chats[::-1], chats[5:] + chats[:5])):
+        data, out = tmp_path / f"{place}.jsonl", tmp_path / str(place)
+        data.write_text("\n".join(map(json.dumps, given)))
+        export(ExportOptions(model=str(tmp_path / "m"), output=out, dataset=str(data), num_samples=12, sequence_length=40, **ALL))
+        found.append((out / "openvino_model.bin").read_bytes())
+    assert found[0] == found[1] == found[2]
+
+
+def test_one_thread_gives_nearly_the_codes_of_two(tmp_path: Path) -> None:
+    """Sums come in another order, ties fall the other way: at most one byte of a thousand (more would say that chance decides)."""
+    tiny_llama(tmp_path / "m")
+    (tmp_path / "text.txt").write_text(TEXT)
+    found = []
+    for cores in (1, 2):
+        out = tmp_path / str(cores)
+        code = (
+            "import os, sys\n"
+            "here = sorted(os.sched_getaffinity(0))\n"
+            "os.sched_setaffinity(0, here[: int(sys.argv[1])])\n"
+            "from llmcomp.cli import main\n"
+            "sys.argv = ['llmcomp', *sys.argv[2:]]\n"
+            "sys.exit(main())\n"
+        )
+        asked = ["--awq", "--scale-estimation", "--gptq", "--weight-format", "int4_sym", "--group-size", "32", "--no-tokenizer", "--quiet"]
+        data = ["--dataset", str(tmp_path / "text.txt"), "--num-samples", "8", "--sequence-length", "64"]
+        command = [sys.executable, "-c", code, str(cores), "export", str(tmp_path / "m"), str(out), *asked, *data]
+        subprocess.run(command, check=True, capture_output=True)
+        found.append(np.frombuffer((out / "openvino_model.bin").read_bytes(), np.uint8))
+    assert (found[0] != found[1]).mean() <= 0.001
