@@ -1,0 +1,51 @@
+"""The schemes whose loss `llmcomp measure` tells for each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmcomp import formats
+from llmcomp.errors import OptionError
+from llmcomp.graph.layer import Layer
+from llmcomp.options import ExportOptions
+from llmcomp.planning.check import is_low, resolve
+from llmcomp.planning.devices import ragged
+from llmcomp.planning.measured import candidate, parse_candidate
+from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, Scheme
+
+LADDER = ("int4_sym:32", "int4_sym:64", "int4_sym:128", "int4_asym:32", "int4_asym:64", "int8_asym:-1")
+"""What the CPU plugin computes with packed weights, tables included, in steps of size."""
+
+
+def candidates(options: ExportOptions) -> tuple[Scheme, ...]:
+    """The asked candidates, or the weight format with its group followed by the ladder. The first is the base: it is tried for real.
+
+    Raises:
+        OptionError: one is no FORMAT:GROUP, or no weight format to measure.
+    """
+    asked = options.candidates
+    if not asked:
+        main = resolve(options.weight_format, options.sym)
+        if main in FLOATS:
+            raise OptionError(f"--weight-format {options.weight_format}", "it loses nothing that could be measured", "Name a format of few bits")
+        asked = (candidate(main, main_group(options, main)), *LADDER)
+    found = dict.fromkeys(parse_candidate(text, f"candidate '{text}'") for text in asked)
+    return tuple(Scheme(name, group, SCALE_ESTIMATION if is_low(name) else formats.get(name).best_rule) for name, group in found)
+
+
+def main_group(options: ExportOptions, name: str) -> int:
+    """The group size of a format under these options."""
+    fmt = formats.get(name)
+    fixed = fmt.fixed_group or fmt.group_size == -1 or options.group_size is None
+    return fmt.group_size if fixed else int(options.group_size or -1)
+
+
+def fitting(layer: Layer, schemes: Sequence[Scheme]) -> tuple[Scheme, ...]:
+    """Those that a layer's readers, channel size and device allow."""
+    return tuple(x for x in schemes if _fits(layer, x))
+
+
+def _fits(layer: Layer, scheme: Scheme) -> bool:
+    if "Gather" in layer.ops and not formats.get(scheme.format).for_embeddings:
+        return False
+    return (scheme.group_size == -1 or layer.shape[-1] % scheme.group_size == 0) and not ragged(layer, scheme)
