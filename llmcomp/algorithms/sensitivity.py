@@ -64,3 +64,14 @@ def max_activation_variance(error: Int8Error, max_variance: float) -> float:
 def mean_activation_magnitude(error: Int8Error, magnitude: float) -> float:
     """The data-free score times the mean over channels of the largest |x| of a sample's tokens, averaged over samples."""
     return weight_quantization_error(error) * magnitude
+
+
+def scores(error: Int8Error, mean_square: float, mean_variance: float, max_variance: float, magnitude: float) -> dict[str, float]:
+    """All five by name."""
+    return {
+        "weight_quantization_error": weight_quantization_error(error),
+        "hessian_input_activation": hessian_input_activation(error, mean_square),
+        "mean_activation_variance": mean_activation_variance(error, mean_variance),
+        "max_activation_variance": max_activation_variance(error, max_variance),
+        "mean_activation_magnitude": mean_activation_magnitude(error, magnitude),
+    }

@@ -39,6 +39,11 @@ class Activity:
         self.max_variance += other.max_variance
         self.magnitude += other.magnitude
 
+    def means(self) -> dict[str, float]:
+        """mean_square, mean_variance, max_variance and magnitude, averaged over rows."""
+        sums = {"mean_square": self.square, "mean_variance": self.mean_variance, "max_variance": self.max_variance}
+        return {name: value / max(self.rows, 1) for name, value in {**sums, "magnitude": self.magnitude}.items()}
+
 
 @dataclass
 class SiteStatistics:

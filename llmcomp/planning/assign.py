@@ -17,7 +17,7 @@ from llmcomp import formats
 from llmcomp.errors import GroupSizeError, OptionError
 from llmcomp.graph.layer import Layer
 from llmcomp.options import ExportOptions, Override, Rule
-from llmcomp.planning.check import check_options, is_low, resolve
+from llmcomp.planning.check import check_options, group_of, is_low, resolve
 from llmcomp.planning.devices import ragged
 from llmcomp.planning.matching import ignored_layers, overridden_layers
 from llmcomp.planning.plan import LayerPlan, Plan, summarize
@@ -85,7 +85,9 @@ class _Planner:
         """What rules and options say, before the group is held against the layer's channel size."""
         if override is not None:
             name = resolve(override.format, self.options.sym)
-            return _Asked(name, self._group(name) if override.group_size is None else override.group_size, f"override {override.text}")
+            return _Asked(
+                name, group_of(self.options, name) if override.group_size is None else override.group_size, f"override {override.text}"
+            )
         if ignored is not None:
             return _Asked("keep", reason=f"ignored by {ignored.text}")
         if is_low(self.main):
@@ -95,7 +97,7 @@ class _Planner:
                 return self.backup("last layer")
             if is_router(layer):
                 return self.backup("router")
-        return _Asked(self.main, self._group(self.main), in_ratio=True)
+        return _Asked(self.main, group_of(self.options, self.main), in_ratio=True)
 
     def fit(self, layer: Layer, asked: _Asked) -> _Asked:
         """The asked scheme, made to fit the layer's readers and channel size."""
@@ -165,14 +167,6 @@ class _Planner:
             bits += layer.size * own
             total += layer.size
         return round(bits / total, 4) if total else 0.0
-
-    def _group(self, name: str) -> int:
-        if name in FLOATS:
-            return -1
-        fmt = formats.get(name)
-        if fmt.fixed_group or fmt.group_size == -1 or self.options.group_size is None:
-            return fmt.group_size
-        return self.options.group_size
 
 
 def _bits(layer: Layer, asked: _Asked) -> float:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from llmcomp import formats
 from llmcomp.errors import OptionError
 from llmcomp.graph.layer import Layer
 from llmcomp.options import ExportOptions
-from llmcomp.planning.check import is_low, resolve
+from llmcomp.planning.check import group_of, is_low, resolve
 from llmcomp.planning.devices import ragged
 from llmcomp.planning.measured import candidate, parse_candidate
 from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, Scheme
@@ -27,22 +28,18 @@ def candidates(options: ExportOptions) -> tuple[Scheme, ...]:
     if not asked:
         main = resolve(options.weight_format, options.sym)
         if main in FLOATS:
-            raise OptionError(f"--weight-format {options.weight_format}", "it loses nothing that could be measured", "Name a format of few bits")
-        asked = (candidate(main, main_group(options, main)), *LADDER)
+            raise OptionError(
+                f"--weight-format {options.weight_format}", "it loses nothing that could be measured", "Name a format of few bits"
+            )
+        asked = (candidate(main, group_of(options, main)), *LADDER)
     found = dict.fromkeys(parse_candidate(text, f"candidate '{text}'") for text in asked)
     return tuple(Scheme(name, group, SCALE_ESTIMATION if is_low(name) else formats.get(name).best_rule) for name, group in found)
 
 
-def main_group(options: ExportOptions, name: str) -> int:
-    """The group size of a format under these options."""
-    fmt = formats.get(name)
-    fixed = fmt.fixed_group or fmt.group_size == -1 or options.group_size is None
-    return fmt.group_size if fixed else int(options.group_size or -1)
-
-
 def fitting(layer: Layer, schemes: Sequence[Scheme]) -> tuple[Scheme, ...]:
-    """Those that a layer's readers, channel size and device allow."""
-    return tuple(x for x in schemes if _fits(layer, x))
+    """Those that a layer's readers, channel size and device allow. What a table's rows are multiplied by is not asked: its scales are plain."""
+    fit = [x for x in schemes if _fits(layer, x)]
+    return tuple(replace(x, rule=formats.get(x.format).best_rule) for x in fit) if "Gather" in layer.ops else tuple(fit)
 
 
 def _fits(layer: Layer, scheme: Scheme) -> bool:

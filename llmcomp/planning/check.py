@@ -47,6 +47,16 @@ def is_low(name: str) -> bool:
     return name not in FLOATS and formats.get(name).bits < 8
 
 
+def group_of(options: ExportOptions, name: str) -> int:
+    """The group size that a format gets under these options."""
+    if name in FLOATS:
+        return -1
+    fmt = formats.get(name)
+    if fmt.fixed_group or fmt.group_size == -1 or options.group_size is None:
+        return fmt.group_size
+    return options.group_size
+
+
 def check_options(options: ExportOptions) -> None:
     """What can be refused without a model.
 
