@@ -1,8 +1,8 @@
 """Measuring, the stage that finds out what each layer suffers from few bits.
 
-comes in: a graph divided with its logits, token rows, candidate schemes for each layer
-goes out: scores by NNCF's metrics, predicted losses in nats per token
-may import: algorithms, calibration, formats, graph, planning, solving
+comes in: a graph, token rows, candidate schemes
+goes out: Measured: scores by NNCF's metrics, predicted losses in nats per token
+may import: algorithms, calibration, graph, planning, solving
 read first: measure
 
 A layer's loss under a scheme is taken as c tr(D H D^T), D the rounding error and H the second moment of its inputs: what its outputs are off
@@ -21,15 +21,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmcomp import planning
 from llmcomp.algorithms import sensitivity
 from llmcomp.algorithms.awq import quadratic_loss
 from llmcomp.algorithms.divergence import Divergence, LogSum
+from llmcomp.calibration import Samples
 from llmcomp.calibration.runner import BATCH_TOKENS, OpenSection, Runner, first_weights
-from llmcomp.calibration.statistics import SiteStatistics
+from llmcomp.calibration.statistics import Activity, SiteStatistics
+from llmcomp.errors import CalibrationError
 from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph, flat_rows
-from llmcomp.graph.sections import Section, Sections
-from llmcomp.planning import Scheme
+from llmcomp.graph.sections import Section, divide
+from llmcomp.planning import Measured, MeasuredLayer, Scheme
 from llmcomp.solving import roundtrip
 
 SAMPLED_ROWS, SAMPLED_RUN = 1024, 32
@@ -42,20 +45,6 @@ Hidden = list[NDArray[np.float32]]
 Weights = dict[str, NDArray[np.float32]]
 Check = Callable[[Layer, NDArray[Any]], None]
 """Raises NonFiniteWeightError if a layer's rows hold NaN or Inf."""
-
-
-@dataclass
-class Findings:
-    """What came of it. A layer whose inputs are not seen has neither nats nor metrics that need data."""
-
-    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Layer name -> metric -> score."""
-    nats: dict[str, dict[Scheme, float]] = field(default_factory=dict)
-    """Layer name -> candidate -> KL in nats per token."""
-    interaction: float = 1.0
-    """KL with all layers at their first candidate, over the sum of their own."""
-    tokens: int = 0
-    """Of the KL."""
 
 
 @dataclass
@@ -82,25 +71,30 @@ class _Stream:
 
 def measure(
     graph: ModelGraph,
-    sections: Sections,
-    rows: Sequence[NDArray[np.int64]],
-    candidates: Mapping[str, Sequence[Scheme]],
+    samples: Samples,
+    schemes: Sequence[Scheme],
     tokens: int,
     check: Check,
     scratch: Path,
     advance: Callable[[int], None],
-) -> Findings:
-    """Scores of all layers, and losses of those that have `candidates`; with none only statistics are collected.
+) -> tuple[Measured, list[str]]:
+    """Scores of all layers, and the losses of those that are seen under the schemes that fit them, the first being tried for real; with no schemes
+    only statistics are collected. And warnings.
 
     Statistics are of all rows; KL is of the first batches that hold `tokens`. `advance` is told numbers of weights as they are done.
 
     Raises:
         NonFiniteWeightError: a weight holds NaN or Inf, by `check`.
+        CalibrationError: the float model's own figures are not finite.
     """
-    last = sections.parts[-1]
-    step = BATCH_TOKENS if not any(candidates.values()) else min(BATCH_TOKENS if last.any_rows else WHOLE_TOKENS, tokens)
-    copies = 2 + sum(len(section.sites) for section in sections.parts) if any(candidates.values()) else 1
-    with Runner(sections, rows, scratch, step, copies) as runner:
+    sections = divide(graph, lambda layer: "MatMul" in layer.ops and len(layer.shape) == 2, logits=True)
+    candidates = {layer.name: planning.fitting(layer, schemes) for layer in graph.layers}
+    if not schemes:
+        tokens, step, copies = 0, BATCH_TOKENS, 1
+    else:
+        step = min(BATCH_TOKENS if sections.parts[-1].any_rows else WHOLE_TOKENS, tokens)
+        copies = 2 + sum(len(section.sites) for section in sections.parts)
+    with Runner(sections, samples.rows, scratch, step, copies) as runner:
         work = _Work(graph, runner, candidates, tokens, check)
         work.start()
         advance(sum(layer.size for layer in sections.parts[0].layers))
@@ -111,20 +105,35 @@ def measure(
             else:
                 work.block(opened)
             advance(sum(layer.size for layer in section.layers if layer not in sections.parts[0].layers))
-        return work.findings()
+        work.score_unseen()
+        nats, interaction = work.losses()
+    told = [f"measured in one pass over the whole model, in memory: {sections.undivided}"] if sections.undivided else []
+    unseen = [layer.name for layer in graph.layers if schemes and candidates[layer.name] and layer.name not in nats]
+    if unseen:
+        told.append(f"{len(unseen)} layers have no loss, {unseen[0]} for one: what they read is not seen block by block")
+    lines = tuple(
+        MeasuredLayer(
+            name=layer.name,
+            tensor=layer.tensor,
+            shape=layer.shape,
+            metrics=work.metrics.get(layer.name, {}),
+            nats={planning.candidate(x.format, x.group_size): loss for x, loss in nats.get(layer.name, {}).items()},
+        )
+        for layer in graph.layers
+    )
+    return Measured(data=str(samples), tokens=work.tokens if schemes else samples.tokens, interaction=interaction, layers=lines), told
 
 
 class _Work:
     def __init__(self, graph: ModelGraph, runner: Runner, candidates: Mapping[str, Sequence[Scheme]], tokens: int, check: Check) -> None:
         self.graph, self.runner, self.candidates, self.check = graph, runner, candidates, check
-        self.asked = any(candidates.values())
         sizes = np.cumsum([batch.size for batch in runner.batches])
-        self.probed = int(np.searchsorted(sizes, min(tokens, sizes[-1]))) + 1 if self.asked else 0
+        self.probed = int(np.searchsorted(sizes, min(tokens, sizes[-1]))) + 1 if tokens else 0
         """How many batches the streams have."""
-        self.tokens = int(sizes[self.probed - 1]) if self.asked else 0
+        self.tokens = int(sizes[self.probed - 1]) if self.probed else 0
         self.streams: list[_Stream] = []
         self.all: _Stream | None = None
-        self.found = Findings(tokens=self.tokens)
+        self.metrics: dict[str, dict[str, float]] = {}
 
     def read(self, layer: Layer) -> NDArray[np.float32]:
         rows = self.graph.rows(layer, 0, flat_rows(layer))
@@ -148,7 +157,7 @@ class _Work:
                 rounded[layer.name] = back[schemes[0]]
                 hidden = runner.embedded({**weights, layer.name: rounded[layer.name]}, self.probed)
                 self.streams.append(_Stream([_Change(layer, losses)], hidden))
-        if self.asked:
+        if self.probed:
             self.all = _Stream([], runner.embedded({**weights, **rounded}, self.probed))
 
     def block(self, opened: OpenSection) -> None:
@@ -157,7 +166,7 @@ class _Work:
         before = [x.copy() for x in runner.hidden[: self.probed]]
         seen = _by_layer(section, opened.observe(weights, advance=True))
         self._score(section.layers, seen, weights)
-        if not self.asked:
+        if not self.probed:
             return
         for stream in self.streams:
             opened.push(weights, stream.hidden)
@@ -182,7 +191,7 @@ class _Work:
         one = weights if not section.any_rows else {**weights, head.name: np.asarray(self.graph.rows(head, 0, 1), np.float32)}
         seen = _by_layer(section, opened.observe(one))
         self._score(section.layers, seen, weights)
-        if not self.asked:
+        if not self.probed:
             return
         changes, rounded = self._changes(section.layers, seen, weights)
         final = self.runner.hidden[: self.probed]
@@ -246,7 +255,7 @@ class _Work:
                 continue
             w = weights.get(layer.name)
             error = sensitivity.int8_error([w] if w is not None else self._tiles(layer))
-            self.found.metrics[layer.name] = sensitivity.scores(error, **seen[layer.name].activity.means())
+            self.metrics[layer.name] = sensitivity.scores(error, **seen[layer.name].activity.means())
 
     def _tiles(self, layer: Layer) -> Iterator[NDArray[Any]]:
         for start in range(0, flat_rows(layer), HEAD_ROWS):
@@ -259,7 +268,18 @@ class _Work:
         ids = np.concatenate([batch.reshape(-1) for batch in self.runner.batches])
         return np.bincount(np.searchsorted(used, ids), minlength=len(used)).astype(np.float64)
 
-    def findings(self) -> Findings:
+    def score_unseen(self) -> None:
+        """Layers that nothing is known of but their weights. Of a table NNCF ranks everything else before it, if data is to have a say."""
+        for layer in self.graph.layers:
+            if layer.name not in self.metrics:
+                error = sensitivity.int8_error(self._tiles(layer))
+                table = sensitivity.scores(error, **Activity().means())
+                own = {"weight_quantization_error": sensitivity.weight_quantization_error(error)}
+                self.metrics[layer.name] = table if "MatMul" not in layer.ops else own
+
+    def losses(self) -> tuple[dict[str, dict[Scheme, float]], float]:
+        """Layer name -> scheme -> nats, and the interaction factor."""
+        found: dict[str, dict[Scheme, float]] = {}
         base = 0.0
         for stream in self.streams:
             whole = sum(change.moved for change in stream.changes)
@@ -267,12 +287,16 @@ class _Work:
                 first = next(iter(change.losses.values()))
                 own = stream.nats * change.moved / whole if whole > 0 else 0.0
                 base += own
-                nats = self.found.nats.setdefault(change.layer.name, dict.fromkeys(change.losses, 0.0))
+                # A table that is the last layer, too, has two uses, whose losses add up.
+                nats = found.setdefault(change.layer.name, dict.fromkeys(change.losses, 0.0))
                 for scheme, loss in change.losses.items():
                     nats[scheme] += own * loss / first if first > 0 else 0.0
-        if self.all is not None and base > 0 and self.all.nats > 0:
-            self.found.interaction = self.all.nats / base
-        return self.found
+        together = self.all.nats if self.all is not None else 0.0
+        if not np.isfinite(base + together):
+            raise CalibrationError(
+                "the KL of rounded layers", "it is not finite", "Judge the float model with `llmcomp eval`; it may be broken"
+            )
+        return found, together / base if base > 0 and together > 0 else 1.0
 
 
 def _by_layer(section: Section, statistics: Sequence[SiteStatistics]) -> dict[str, SiteStatistics]:

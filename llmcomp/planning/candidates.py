@@ -36,6 +36,15 @@ def candidates(options: ExportOptions) -> tuple[Scheme, ...]:
     return tuple(Scheme(name, group, SCALE_ESTIMATION if is_low(name) else formats.get(name).best_rule) for name, group in found)
 
 
+def ranked_by_loss(options: ExportOptions) -> tuple[Scheme, ...]:
+    """What a ratio decides between: the weight format, in the groups that layers may get, and the backup."""
+    main = resolve(options.weight_format, options.sym)
+    group = group_of(options, main)
+    groups = [group, *(size for size in (256, 128, 64, 32) if size < group and not formats.get(main).fixed_group)]
+    backup = [] if options.backup_precision == "none" else [candidate(options.backup_precision, -1)]
+    return candidates(options.model_copy(update={"candidates": (*(candidate(main, size) for size in groups), *backup)}))
+
+
 def fitting(layer: Layer, schemes: Sequence[Scheme]) -> tuple[Scheme, ...]:
     """Those that a layer's readers, channel size and device allow. What a table's rows are multiplied by is not asked: its scales are plain."""
     fit = [x for x in schemes if _fits(layer, x)]
