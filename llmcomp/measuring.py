@@ -89,12 +89,10 @@ def measure(
     """
     sections = divide(graph, lambda layer: "MatMul" in layer.ops and len(layer.shape) == 2, logits=True)
     candidates = {layer.name: planning.fitting(layer, schemes) for layer in graph.layers}
-    if not schemes:
-        tokens, step, copies = 0, BATCH_TOKENS, 1
-    else:
-        step = min(BATCH_TOKENS if sections.parts[-1].any_rows else WHOLE_TOKENS, tokens)
-        copies = 2 + sum(len(section.sites) for section in sections.parts)
-    with Runner(sections, samples.rows, scratch, step, copies) as runner:
+    tokens = tokens if schemes else 0
+    step = BATCH_TOKENS if sections.parts[-1].any_rows else WHOLE_TOKENS
+    copies = 2 + sum(len(section.sites) for section in sections.parts) if schemes else 1
+    with Runner(sections, samples.rows, scratch, min(step, tokens or step), copies) as runner:
         work = _Work(graph, runner, candidates, tokens, check)
         work.start()
         advance(sum(layer.size for layer in sections.parts[0].layers))

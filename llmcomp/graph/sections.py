@@ -19,6 +19,8 @@ from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph
 
 HIDDEN, AMBIENT, WEIGHT = "llmcomp.hidden", "llmcomp.ambient.", "llmcomp.layer."
+EMBEDDING, HEAD = "embedding", "head"
+"""Names of the sections before and behind the blocks."""
 BY_ELEMENT = {"Result", "Convert", "Multiply", "Divide", "Add", "Subtract", "Tanh"}
 """What may follow on the last MatMul while its rows are taken in parts: logits scaled, or capped."""
 
@@ -48,7 +50,7 @@ class Section:
     head: Layer | None = None
     """The layer whose products, the logits, are its first output, where they were asked for."""
     any_rows: bool = False
-    """Any rows of `head` may be given, for logits of these tokens alone."""
+    """Any rows of `head` may be given, for logits of these tokens alone; never where all of the model would run for each part."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +102,11 @@ class Divider:
             reason = str(error)
             groups, cuts = self._whole(tables)
         # A stack of experts stays a constant: the CPU plugin multiplies by chosen experts with constants only.
-        groups = [("embedding", tables), *((name, [x for x in layers if len(x.shape) == 2]) for name, layers in groups)]
+        groups = [(EMBEDDING, tables), *((name, [x for x in layers if len(x.shape) == 2]) for name, layers in groups)]
         embedding = self._embedding(tables)
         for name, layers in groups:
             for layer in layers:
-                self._place(name, layer, layer is embedding and name == "embedding")
+                self._place(name, layer, layer is embedding and name == EMBEDDING)
         first_cut = self.order[cuts[0].get_name()]
         starts, ends = [None, *(_part(cut) for cut in cuts)], [*cuts, None]
         parts = tuple(self._section(name, layers, starts[i], ends[i] if i < len(cuts) else None) for i, (name, layers) in enumerate(groups))
@@ -119,7 +121,7 @@ class Divider:
         cuts = self._cuts([layers for _, layers in groups])
         after = [x for x in self.graph.layers if x.block is None and x not in tables]
         if self.logits or any(self.sites_wanted(x) for x in after):
-            groups.append(("head", [*after, *self._tied(tables)]))
+            groups.append((HEAD, [*after, *self._tied(tables)]))
         return groups, cuts
 
     def _whole(self, tables: Sequence[Layer]) -> tuple[list[tuple[str, list[Layer]]], list[Any]]:
@@ -182,11 +184,11 @@ class Divider:
         shape = source.get_output_partial_shape(0)
         if len(layer.ops) > 1:
             # A table tied to the last layer is two weights here; that of the MatMul keeps its placeholder if no logits are wanted.
-            kind = "Gather" if section == "embedding" else "MatMul"
+            kind = "Gather" if section == EMBEDDING else "MatMul"
             targets = [t for t in targets if t.get_node().get_type_name() == kind]
         if any_rows:
             shape[0] = ov.Dimension()
-        elif self._is_head(section, layer) and _stands_alone(targets):
+        elif self._is_head(section, layer) and section == HEAD and _stands_alone(targets):
             shape[1 if layer.transposed else 0] = ov.Dimension()
         parameter = ops.parameter(shape, ov.Type.f32, name=WEIGHT + layer.name)
         parameter.output(0).set_names({WEIGHT + layer.name})
@@ -195,7 +197,7 @@ class Divider:
         self.placed[section, layer.name] = parameter
 
     def _is_head(self, section: str, layer: Layer) -> bool:
-        return self.logits and layer.last and section != "embedding"
+        return self.logits and layer.last and section != EMBEDDING
 
     def _section(self, name: str, layers: list[Layer], start: Any | None, end: Any | None) -> Section:
         sites: dict[tuple[str, int], tuple[Any, list[str]]] = {}
