@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -33,12 +33,13 @@ from llmcomp.graph.sections import Sections, divide
 from llmcomp.graph.skeleton import get_skeleton
 from llmcomp.judge import JudgeError
 from llmcomp.judging import check_judgeable, judge
+from llmcomp.measuring import measure
 from llmcomp.options import ExportOptions
-from llmcomp.planning import Plan, Scheme
+from llmcomp.planning import Measured, Plan, Scheme
 from llmcomp.progress import Progress
 from llmcomp.writing import verify
 from llmcomp.writing.bundle import bundle, check_disk, check_output
-from llmcomp.writing.finite import check_kept
+from llmcomp.writing.finite import check_kept, non_finite_error
 from llmcomp.writing.forecast import Forecast, forecast, least_bytes
 from llmcomp.writing.ir import write_ir
 from llmcomp.writing.journal import NAME as JOURNAL
@@ -71,6 +72,7 @@ class _Run:
     progress: Progress
     seconds: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    used: Samples | None = None
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -82,6 +84,14 @@ class _Run:
     def warn(self, text: str) -> None:
         self.warnings.append(text)
         self.progress.warn(text)
+
+    def use(self, samples: Samples) -> None:
+        """Tell once what text is looked at."""
+        if samples is not self.used:
+            self.progress.note(f"calibration data: {samples}")
+            for text in samples.warnings:
+                self.warn(text)
+        self.used = samples
 
 
 def export(options: ExportOptions, progress: Progress | None = None) -> Result:
@@ -107,7 +117,10 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
             checkpoint.save_tokenizer(folder)
             tokenizer = stack.enter_context(Conversion(folder, options.task, options.trust_remote_code))
         graph = _graph(checkpoint, options, run)
-        plan = _plan(graph, options, run)
+        if samples is None and planning.needs_data(options):
+            with run.stage("own text"):
+                samples = _own_text(checkpoint, options, folder)
+        plan = _plan(graph, options, run, samples)
         sections, plan = _sections(graph, plan, run)
         schemes, folds = _schemes(plan), choose_folds(graph, plan)
         folds = folds if sections is None else inner_folds(folds, sections)
@@ -119,12 +132,10 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
         if sections is not None and samples is None:
             with run.stage("own text"):
                 samples = _own_text(checkpoint, options, folder)
-        if sections is None and samples is not None:
+        if sections is None and samples is not None and not planning.needs_data(options):
             run.warn(f"{samples.source} is not used: nothing in the plan looks at data")
         if sections is not None and samples is not None:
-            run.progress.note(f"calibration data: {samples}")
-            for text in samples.warnings:
-                run.warn(text)
+            run.use(samples)
         done = _compress(graph, plan, layout, folds, sections, samples, folder, run)
         xml = folder / "openvino_model.xml"
         with run.stage("write"):
@@ -147,16 +158,34 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
 def plan_model(options: ExportOptions, progress: Progress | None = None) -> Plan:
     """The plan that `export` would follow, with exact sizes."""
     run = _Run(progress or Progress())
-    return _plan(_graph(_open(options), options, run), options, run)
+    planning.check_options(options)
+    checkpoint = _open(options)
+    samples = _samples(checkpoint, options, run) if planning.needs_data(options) else None
+    return _plan(_graph(checkpoint, options, run), options, run, samples)
+
+
+def measure_model(options: ExportOptions, progress: Progress | None = None) -> Measured:
+    """What each layer suffers under `planning.candidates(options)`, by `options.dataset` or the model's own text."""
+    run = _Run(progress or Progress())
+    schemes = planning.candidates(options)
+    checkpoint = _open(options)
+    samples = _samples(checkpoint, options, run)
+    graph = _graph(checkpoint, options, run)
+    measured = _measure(graph, options, run, samples, schemes)
+    run.progress.finish()
+    return measured
 
 
 def dry_run(options: ExportOptions, progress: Progress | None = None) -> Forecast:
     """Size, memory and time of an export, without writing anything but the cached skeleton."""
     assert options.output is not None
     run = _Run(progress or Progress())
+    planning.check_options(options)
     check_output(options.output, options.model, options.overwrite)
-    graph = _graph(_open(options), options, run)
-    plan = _plan(graph, options, run)
+    checkpoint = _open(options)
+    samples = _samples(checkpoint, options, run) if planning.needs_data(options) else None
+    graph = _graph(checkpoint, options, run)
+    plan = _plan(graph, options, run, samples)
     if plan.is_calibrated:
         run.warn("calibration's own time and memory are not in the forecast, which is that of rounding the same layers plainly")
         plan, _ = plan.without_calibration(())
@@ -164,6 +193,16 @@ def dry_run(options: ExportOptions, progress: Progress | None = None) -> Forecas
     layout = make_layout(graph, schemes, choose_folds(graph, plan))
     check_disk(options.output, layout.size)
     return forecast(graph, schemes, layout, _quantizer(NO_FACTORS), _workers())
+
+
+def _samples(checkpoint: Checkpoint, options: ExportOptions, run: _Run) -> Samples:
+    """Rows of the dataset, or where none is named of text that the model writes."""
+    with run.stage("data"), TemporaryDirectory(prefix="llmcomp-own-text-") as folder:
+        if options.dataset not in (None, AUTO):
+            return samples_of(options, checkpoint)
+        if not options.no_tokenizer:
+            checkpoint.save_tokenizer(Path(folder))
+        return _own_text(checkpoint, options, Path(folder))
 
 
 def _open(options: ExportOptions) -> Checkpoint:
@@ -189,13 +228,24 @@ def _graph(checkpoint: Checkpoint, options: ExportOptions, run: _Run) -> ModelGr
     return graph
 
 
-def _plan(graph: ModelGraph, options: ExportOptions, run: _Run) -> Plan:
+def _plan(graph: ModelGraph, options: ExportOptions, run: _Run, samples: Samples | None = None) -> Plan:
+    """`samples` where `planning.needs_data(options)`."""
     with run.stage("plan"):
         if options.plan is not None:
             where = f"plan {options.plan}"
-            return Plan.from_json(options.plan.read_bytes().decode("utf8", "replace"), where).check_against(graph.layers, where)
-        scores = _scores(graph, options) if planning.needs_scores(options) else None
-        plan = planning.make_plan(graph.layers, options, scores)
+            return Plan.from_json(_text(options.plan), where).check_against(graph.layers, where)
+        scores, measured = None, None
+        if options.sensitivity is not None:
+            where = f"sensitivity file {options.sensitivity}"
+            measured = Measured.from_json(_text(options.sensitivity), where).check_against(graph.layers, where)
+        elif samples is not None and planning.needs_data(options):
+            by_loss = options.sensitivity_metric == planning.PREDICTED
+            measured = _measure(graph, options, run, samples, planning.ranked_by_loss(options) if by_loss else ())
+        elif planning.needs_scores(options):
+            scores = _scores(graph, options)
+        if measured is not None:
+            scores = measured.scores(options.sensitivity_metric)
+        plan = planning.make_plan(graph.layers, options, scores, measured)
     for note in plan.notes:
         run.progress.note(note)
     by_name = {layer.name: layer for layer in graph.layers}
@@ -205,10 +255,33 @@ def _plan(graph: ModelGraph, options: ExportOptions, run: _Run) -> Plan:
     return plan
 
 
+def _text(path: Path) -> str:
+    return path.read_bytes().decode("utf8", "replace")
+
+
+def _measure(graph: ModelGraph, options: ExportOptions, run: _Run, samples: Samples, schemes: Sequence[Scheme]) -> Measured:
+    """What the samples say of each layer; with no schemes NNCF's metrics alone."""
+    run.use(samples)
+
+    def check(layer: Layer, rows: Any) -> None:
+        if kernels.non_finite(rows)[0]:
+            raise non_finite_error(graph, layer, kernels.non_finite, tile_rows(layer.shape[-1]))
+
+    run.progress.start(sum(layer.size for layer in graph.layers), "weights")
+    try:
+        with run.stage("measure"), TemporaryDirectory(prefix="llmcomp-measure-") as scratch:
+            measured, warnings = measure(graph, samples, schemes, options.probe_tokens, check, Path(scratch), run.progress.advance)
+    finally:
+        kernels.clear_cache()
+    for text in warnings:
+        run.warn(text)
+    return measured
+
+
 def _scores(graph: ModelGraph, options: ExportOptions) -> dict[str, float]:
     """Data-free sensitivity, streamed, of the layers that a ratio is about."""
     ranked = [layer for layer in graph.layers if options.all_layers or not (layer.last or "Gather" in layer.ops)]
-    return {layer.name: sensitivity.weight_quantization_error(_tiles(graph, layer)) for layer in ranked}
+    return {layer.name: sensitivity.weight_quantization_error(sensitivity.int8_error(_tiles(graph, layer))) for layer in ranked}
 
 
 def _tiles(graph: ModelGraph, layer: Layer) -> Iterator[Any]:

@@ -6,8 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from llmcomp.cli.arguments import add_arguments, options_of
-from llmcomp.errors import OutputError
+from llmcomp.cli.arguments import add_arguments, check_file, options_of
 from llmcomp.options.table import PLAN
 
 
@@ -21,7 +20,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(parsed: argparse.Namespace) -> int:
     options = options_of(parsed)
     if parsed.output_file:
-        _check_output(Path(parsed.output_file), options.overwrite)
+        check_file(Path(parsed.output_file), options.overwrite)
     from llmcomp.cli.progress import make_progress
     from llmcomp.export import plan_model
 
@@ -33,13 +32,3 @@ def run(parsed: argparse.Namespace) -> int:
     else:
         sys.stdout.write(text)
     return 0
-
-
-def _check_output(path: Path, overwrite: bool) -> None:
-    """A plan may have been edited by hand: it is not replaced unasked. Told before the graph is traced."""
-    if path.exists() and not (overwrite and path.is_file()):
-        raise OutputError(
-            str(path), "it exists" if path.is_file() else "it is not a file", "Choose another file, or use --overwrite to replace one"
-        )
-    if not path.parent.is_dir():
-        raise OutputError(str(path), "its folder does not exist", "Make the folder first")

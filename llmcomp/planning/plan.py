@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Collection, Sequence
 from math import prod
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from llmcomp import formats
 from llmcomp.errors import GroupSizeError, OptionError
 from llmcomp.graph.layer import Layer
-from llmcomp.options.rules import did_you_mean, near
+from llmcomp.options.rules import did_you_mean
+from llmcomp.planning import file
 from llmcomp.planning.check import check_group, check_rule
 from llmcomp.planning.devices import ragged
 from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, Scheme, layer_bytes
@@ -74,28 +74,12 @@ class Plan(BaseModel):
 
     def to_json(self) -> str:
         """One layer a line, so that a diff of two plans reads."""
-        head = self.model_dump(mode="json", exclude={"layers"})
-        lines = ",\n".join("  " + json.dumps(layer.model_dump(mode="json")) for layer in self.layers)
-        body = json.dumps(head, indent=1)[:-2]
-        return f'{body},\n "layers": [\n{lines}\n ]\n}}\n'
+        return file.to_json(self)
 
     @classmethod
     def from_json(cls, text: str, where: str = "plan") -> Plan:
         """Raises OptionError: not JSON, an unknown key, a value of the wrong kind, another version, two lines for one layer."""
-        try:
-            plan = cls.model_validate(json.loads(text))
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(p) for p in first["loc"]) or "its top"
-            raise OptionError(where, f"{place}: {first['msg']}", "Mend the file, or write it anew with `llmcomp plan`") from None
-        except (ValueError, RecursionError) as error:
-            raise OptionError(where, f"it is not JSON ({error})", "Mend the file, or write it anew with `llmcomp plan`") from None
-        if plan.version != VERSION:
-            raise OptionError(where, f"it has version {plan.version}, this llmcomp reads {VERSION}", "Write it anew with `llmcomp plan`")
-        name, count = Counter(entry.name for entry in plan.layers).most_common(1)[0] if plan.layers else ("", 0)
-        if count > 1:
-            raise OptionError(f"{where}, layer {name}", f"it stands there {count} times", "Leave one of the lines")
-        return plan
+        return file.from_json(cls, VERSION, text, where, "plan")
 
     def check_against(self, layers: Sequence[Layer], where: str = "plan") -> Plan:
         """This plan for these layers, its bytes and totals computed anew.
@@ -105,14 +89,9 @@ class Plan(BaseModel):
             GroupSizeError: a group size that does not divide its layer.
         """
         _check_format(self.main, f"{where}, main")
+        file.check_known(self.layers, layers, where, "plan")
         planned = {entry.name: entry for entry in self.layers}
-        known = {layer.name: layer for layer in layers}
-        for name in planned:
-            if name not in known:
-                found = near(name, known)
-                remedy = f"Did you mean {' or '.join(found)}?" if found else "This plan is for another model"
-                raise OptionError(f"{where}, layer {name}", "the model has no such layer", remedy)
-        missing = [name for name in known if name not in planned]
+        missing = [layer.name for layer in layers if layer.name not in planned]
         if missing:
             raise OptionError(
                 where, f"it lacks {len(missing)} of the model's layers: {', '.join(missing[:5])}", "Add them; `keep` leaves one as it is"
@@ -165,9 +144,6 @@ def _check_format(name: str, place: str) -> None:
 
 def _checked(entry: LayerPlan, layer: Layer, where: str) -> LayerPlan:
     place = f"{where}, layer {entry.name}"
-    for said, true in ((list(entry.shape), list(layer.shape)), (entry.tensor, layer.tensor)):
-        if said != true:
-            raise OptionError(place, f"it says {said}, the model has {true}", "This plan is for another model")
     _check_format(entry.format, place)
     if entry.format in FLOATS:
         # Who edits a line into `keep` does not think of the group size beside it.
