@@ -109,15 +109,17 @@ class _Stage:
         weights = {layer.name: self.read(layer) for layer in section.layers}
         second_order = any(scheme.rounding == "gptq" for scheme in self.schemes.values())
         statistics = opened.observe(weights, advance=not second_order, moments_only=True)
-        hessians = {name: s.second_moment for names, s in zip(section.sites, statistics, strict=True) for name in names}
-        del statistics
+        hessians = {name: h for names, s in zip(section.sites, statistics, strict=True) for h in [s.take_second_moment()] for name in names}
         found = [self._factors(fold, weights, hessians) for fold in folds]
         factors = make_factors(self.graph, [t for t, _ in found], folds)
         by_name = {layer.name: layer for layer in section.layers}
         for names in section.sites:
             asked = [by_name[name] for name in names if self.schemes[name].is_calibrated]
+            hessian = hessians[names[0]]
+            for name in names:
+                del hessians[name]
             if asked:
-                weights |= self._compress_site(asked, weights, hessians[names[0]], factors)
+                weights |= self._compress_site(asked, weights, hessian, factors)
         if second_order and not section.last:
             opened.advance(weights)
         return found
@@ -146,9 +148,14 @@ class _Stage:
     def _compress_site(
         self, layers: Sequence[Layer], weights: Mapping[str, NDArray[np.float32]], hessian: NDArray[np.float32], factors: Factors
     ) -> dict[str, NDArray[np.float32]]:
-        """Compress the layers that share a site and hand them on; returns what they are now, without the factors."""
+        """Compress the layers that share a site and hand them on; returns what they are now, without the factors.
+
+        `hessian` is that of the inputs with the factors in them afterwards: at thousands of channels a copy counts.
+        """
         columns = factors.columns.get(layers[0].name, np.ones(len(hessian), np.float32))
-        moments = Moments(hessian / np.outer(columns, columns))
+        hessian /= columns
+        hessian /= columns[:, None]
+        moments = Moments(hessian)
         found: dict[str, NDArray[np.float32]] = {}
         for layer in layers:
             started = time.perf_counter()

@@ -96,3 +96,8 @@ class SiteStatistics:
     def second_moment(self) -> NDArray[np.float32]:
         """H [channels, channels]: mean of x xᵀ."""
         return self.products / np.float32(max(self.tokens, 1))
+
+    def take_second_moment(self) -> NDArray[np.float32]:
+        """`second_moment` in the place of the products, which are gone."""
+        self.products /= np.float32(max(self.tokens, 1))
+        return self.products
