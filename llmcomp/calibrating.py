@@ -140,7 +140,7 @@ class _Stage:
         for name in names:
             w, scheme = weights[name], self.schemes[name]
             picked = np.ascontiguousarray(w[_spread(len(w))])
-            quantizers = partial(roundtrip, scheme, False), partial(roundtrip, scheme, True)
+            quantizers = partial(roundtrip, scheme), partial(roundtrip, scheme, quick=True)
             readers.append(awq.Reader(picked, hessians[name], fold.readers[name], len(w) / len(picked), *quantizers))
         t, (alpha, beta) = awq.choose_factors(fold.channels, readers, fold.free)
         return t, {"alpha": alpha, "beta": beta}

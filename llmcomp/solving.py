@@ -50,7 +50,7 @@ class Moments:
         return self._factors[key]
 
 
-def roundtrip(scheme: Scheme, quick: bool, w: NDArray[np.float32], h: NDArray[np.float32]) -> NDArray[np.float32]:
+def roundtrip(scheme: Scheme, w: NDArray[np.float32], h: NDArray[np.float32], quick: bool = False) -> NDArray[np.float32]:
     """What w [rows, in] is after rounding with the scheme's scales, or `quick` with nearly these; h [in] the second moment of each input."""
     fmt, rule = formats.get(scheme.format), RULES.get(scheme.rule, scheme.rule)
     if quick and not isinstance(rule, str):
