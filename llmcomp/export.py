@@ -20,6 +20,7 @@ from llmcomp import checkpoint as checkpoints
 from llmcomp import formats, kernels, planning
 from llmcomp.algorithms import sensitivity
 from llmcomp.algorithms.search import search
+from llmcomp.budgeting import Budgeting, Judged
 from llmcomp.calibrating import calibrate, inner_folds
 from llmcomp.calibration import Samples, samples_of, self_text, starts_of
 from llmcomp.calibration.load import AUTO, row_length
@@ -32,7 +33,8 @@ from llmcomp.graph.model import ModelGraph, flat_rows
 from llmcomp.graph.sections import Sections, divide
 from llmcomp.graph.skeleton import get_skeleton
 from llmcomp.judge import JudgeError
-from llmcomp.judging import check_judgeable, judge
+from llmcomp.judge.text import Text
+from llmcomp.judging import BUDGET_WINDOWS, T95, check_judgeable, judge
 from llmcomp.options import ExportOptions
 from llmcomp.planning import Plan, Scheme
 from llmcomp.progress import Progress
@@ -77,9 +79,11 @@ class _Run:
         self.progress.stage(name)
         started = time.perf_counter()
         yield
-        self.seconds[name] = time.perf_counter() - started
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
 
     def warn(self, text: str) -> None:
+        if text in self.warnings:
+            return
         self.warnings.append(text)
         self.progress.warn(text)
 
@@ -96,8 +100,9 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
         planning.check_options(options)
         check_output(options.output, options.model, options.overwrite)
         checkpoint = _open(options)
-        if options.eval:
-            check_judgeable(checkpoint)
+        text = None
+        if options.eval or options.max_loss is not None:
+            text = check_judgeable(checkpoint, options.eval_dataset, "--eval" if options.eval else "--max-loss")
         check_disk(options.output, least_bytes(checkpoint, options))
         samples = samples_of(options, checkpoint) if options.dataset not in (None, AUTO) else None
     with bundle(options.output, options.overwrite) as folder, ExitStack() as stack:
@@ -107,41 +112,106 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
             checkpoint.save_tokenizer(folder)
             tokenizer = stack.enter_context(Conversion(folder, options.task, options.trust_remote_code))
         graph = _graph(checkpoint, options, run)
-        plan = _plan(graph, options, run)
-        sections, plan = _sections(graph, plan, run)
-        schemes, folds = _schemes(plan), choose_folds(graph, plan)
-        folds = folds if sections is None else inner_folds(folds, sections)
-        layout = make_layout(graph, schemes, folds)
-        check_disk(options.output, layout.size)
-        if tokenizer is not None:
-            with run.stage("tokenizer"):
-                tokenizer.finish()
-        if sections is not None and samples is None:
-            with run.stage("own text"):
-                samples = _own_text(checkpoint, options, folder)
-        if sections is None and samples is not None:
-            run.warn(f"{samples.source} is not used: nothing in the plan looks at data")
-        if sections is not None and samples is not None:
-            run.progress.note(f"calibration data: {samples}")
-            for text in samples.warnings:
-                run.warn(text)
-        done = _compress(graph, plan, layout, folds, sections, samples, folder, run)
+        data = _Data(checkpoint, options, folder, run, tokenizer, samples)
+        budgeting = _budgeting(graph, options, data, run) if options.budget else None
+        plan = budgeting.plan if budgeting else _plan(graph, options, run)
+
+        def judge_now() -> Judged:
+            assert text is not None
+            with run.stage("judge"):
+                figures = judge(folder, checkpoint, options.trust_remote_code, run.progress, text, BUDGET_WINDOWS)
+            return Judged(figures["kl"], figures["kl"] + T95 * figures["kl_standard_error"], figures)
+
         xml = folder / "openvino_model.xml"
-        with run.stage("write"):
-            write_ir(graph, schemes, layout, done.tail, xml, _rt_info(options, plan))
-            write_side_files(graph, plan, options, folder)
+        while True:
+            written = _write(graph, plan, data, folder, run)
+            if budgeting is None or not budgeting.misses(xml, judge_now):
+                break
+            plan = budgeting.plan
+            run.progress.note("the budget is not met yet: the model is made anew")
         with run.stage("verify"):
-            mode = verify.choose(options.verify, layout.size)
-            verified = verify.verify(mode, xml, folder / JOURNAL, graph.layers, layout, done.tail, graph.vocabulary)
+            layout, done = written.layout, written.done
+            verified = verify.verify(
+                verify.choose(options.verify, layout.size), xml, folder / JOURNAL, graph.layers, layout, done.tail, graph.vocabulary
+            )
             (folder / JOURNAL).unlink()
-        evaluation = _judge(options, checkpoint, folder, run) if options.eval else None
+        evaluation = budgeting.evaluation if budgeting else None
+        if evaluation is None and options.eval and text is not None:
+            evaluation = _judge(options, checkpoint, folder, text, run)
         nbytes = xml.with_suffix(".bin").stat().st_size
         settings = options.model_dump(mode="json", exclude={"token", "output", "quiet", "json_log", "dry_run", "overwrite"})
-        report = make_report(graph, plan, layout, done, settings, versions(), run.seconds, verified, run.warnings, nbytes)
+        report = make_report(graph, written.plan, layout, done, settings, versions(), run.seconds, verified, run.warnings, nbytes)
         report["evaluation"] = evaluation
+        report["budget"] = {**budgeting.plan.budget.model_dump(), "evaluations": budgeting.evaluations} if budgeting else None
         write_report(report, folder)
     run.progress.finish()
     return Result(options.output, report)
+
+
+@dataclass
+class _Data:
+    """Calibration data, made when it is first asked for."""
+
+    checkpoint: Checkpoint
+    options: ExportOptions
+    folder: Path
+    run: _Run
+    tokenizer: Conversion | None
+    samples: Samples | None
+    told: bool = False
+
+    def finish_tokenizer(self) -> None:
+        """The tokenizer's files are in the folder, if they are wanted at all."""
+        if self.tokenizer is not None:
+            with self.run.stage("tokenizer"):
+                self.tokenizer.finish()
+            self.tokenizer = None
+
+    def get(self) -> Samples:
+        self.finish_tokenizer()
+        if self.samples is None:
+            with self.run.stage("own text"):
+                self.samples = _own_text(self.checkpoint, self.options, self.folder)
+        if not self.told:
+            self.told = True
+            self.run.progress.note(f"calibration data: {self.samples}")
+            for text in self.samples.warnings:
+                self.run.warn(text)
+        return self.samples
+
+    def check_used(self) -> None:
+        """Warns of data that nothing has asked for."""
+        if self.samples is not None and not self.told:
+            self.run.warn(f"{self.samples.source} is not used: nothing in the plan looks at data")
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A model in the folder, and the plan without what calibration could not reach."""
+
+    plan: Plan
+    layout: Layout
+    done: Compressed
+
+
+def _write(graph: ModelGraph, plan: Plan, data: _Data, folder: Path, run: _Run) -> _Written:
+    """Compress by this plan, in place of what an earlier one has left in the folder."""
+    options = data.options
+    sections, plan = _sections(graph, plan, run)
+    schemes, folds = _schemes(plan), choose_folds(graph, plan)
+    folds = folds if sections is None else inner_folds(folds, sections)
+    layout = make_layout(graph, schemes, folds)
+    for name in (JOURNAL, "openvino_model.bin"):
+        (folder / name).unlink(missing_ok=True)
+    check_disk(options.output or folder, layout.size)
+    data.finish_tokenizer()
+    samples = data.get() if sections is not None else None
+    data.check_used()
+    done = _compress(graph, plan, layout, folds, sections, samples, folder, run)
+    with run.stage("write"):
+        write_ir(graph, schemes, layout, done.tail, folder / "openvino_model.xml", _rt_info(options, plan))
+        write_side_files(graph, plan, options, folder)
+    return _Written(plan, layout, done)
 
 
 def plan_model(options: ExportOptions, progress: Progress | None = None) -> Plan:
@@ -304,11 +374,11 @@ def _compress(
         kernels.clear_cache()
 
 
-def _judge(options: ExportOptions, checkpoint: Checkpoint, folder: Path, run: _Run) -> dict[str, Any] | None:
+def _judge(options: ExportOptions, checkpoint: Checkpoint, folder: Path, text: Text, run: _Run) -> dict[str, Any] | None:
     """Figures for the report. A model that is written and verified is not thrown away because the float one does not run here."""
     with run.stage("judge"):
         try:
-            return judge(folder, checkpoint, options.trust_remote_code, run.progress)
+            return judge(folder, checkpoint, options.trust_remote_code, run.progress, text)
         except JudgeError as error:
             run.warn(f"not judged: {error}")
             return None

@@ -92,6 +92,15 @@ OPTIONS: tuple[Option, ...] = (
         in_recipe=False,
     ),
     Option(
+        "quality",
+        ("--quality",),
+        COMPRESSION,
+        "How much time the result is worth; short for the shipped recipe of that name, with calibration data that the model itself writes "
+        "unless --dataset says otherwise.",
+        choices=("fast", "balanced", "high", "best"),
+        in_recipe=False,
+    ),
+    Option(
         "plan",
         ("--plan",),
         COMPRESSION,
@@ -126,6 +135,34 @@ OPTIONS: tuple[Option, ...] = (
         "Share of the weights, embedding and last layer not counted, that get the weight format; the most sensitive rest gets the backup.",
         kind="number",
         default=1.0,
+        compression=True,
+    ),
+    Option(
+        "target_size",
+        ("--target-size",),
+        COMPRESSION,
+        "Lose least at a size: bytes of openvino_model.xml and .bin together, never exceeded (3.5GB, 900MiB, a plain number; same: as large "
+        "as without this option). Format and group of each layer are chosen by measured losses, see --sensitivity.",
+        metavar="SIZE",
+        compression=True,
+    ),
+    Option(
+        "target_bpw",
+        ("--target-bpw",),
+        COMPRESSION,
+        "The same for 8 x bytes of the .bin / elements of the source weights.",
+        kind="number",
+        metavar="BITS",
+        compression=True,
+    ),
+    Option(
+        "max_loss",
+        ("--max-loss",),
+        COMPRESSION,
+        "The smallest model whose KL to the checkpoint, nats per token on held-out text, is at most this by its upper 95 % bound. The result is "
+        "judged as with --eval, and made anew up to three times.",
+        kind="number",
+        metavar="NATS",
         compression=True,
     ),
     Option(
@@ -323,6 +360,16 @@ OPTIONS: tuple[Option, ...] = (
         "go into the report.",
         kind="switch",
         default=False,
+        commands=(EXPORT,),
+    ),
+    Option(
+        "eval_dataset",
+        ("--eval-dataset",),
+        OUTPUT,
+        "Text file that --eval and --max-loss judge on; never the calibration data.",
+        kind="path",
+        metavar="FILE",
+        default_text="text that Python itself ships",
         commands=(EXPORT,),
     ),
     Option(

@@ -9,7 +9,8 @@ read first: assign.py
 from llmcomp.planning.assign import make_plan
 from llmcomp.planning.check import COMPRESSION_FIELDS, check_options, is_low, needs_scores
 from llmcomp.planning.devices import runs_packed
-from llmcomp.planning.plan import LayerPlan, Plan, Summary
+from llmcomp.planning.measured import Measured
+from llmcomp.planning.plan import Budget, LayerPlan, Plan, Point, Summary
 from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, SEARCH, Scheme, float_type, layer_bytes, layer_chain, layer_parts
 
 __all__ = [
@@ -17,8 +18,11 @@ __all__ = [
     "FLOATS",
     "SCALE_ESTIMATION",
     "SEARCH",
+    "Budget",
     "LayerPlan",
+    "Measured",
     "Plan",
+    "Point",
     "Scheme",
     "Summary",
     "check_options",

@@ -26,6 +26,9 @@ COMPRESSION_FIELDS = {
     "awq",
     "scale_estimation",
     "gptq",
+    "target_size",
+    "target_bpw",
+    "max_loss",
 }
 
 
@@ -105,9 +108,14 @@ def check_rule(place: str, name: str, rule: str) -> None:
     Raises:
         OptionError: with `place` as the thing.
     """
-    known = (*formats.get(name).rules, SEARCH, SCALE_ESTIMATION)
+    known = known_rules(name)
     if rule not in known:
         raise OptionError(place, f"{name} has no rule {rule!r}", did_you_mean(rule, known))
+
+
+def known_rules(name: str) -> tuple[str, ...]:
+    """What can pick the scales of a format."""
+    return (*formats.get(name).rules, SEARCH, SCALE_ESTIMATION)
 
 
 def needs_scores(options: ExportOptions) -> bool:

@@ -95,6 +95,11 @@ def make_layout(graph: ModelGraph, schemes: Mapping[str, Scheme], folds: Collect
     return Layout(slots, constants, inserted, integers, -(-position // ALIGN) * ALIGN)
 
 
+def layer_room(layer: Layer, scheme: Scheme) -> int:
+    """Bytes that a layer's parts take in the .bin, alignment included."""
+    return sum(-(-part.nbytes // ALIGN) * ALIGN for part in layer_parts(layer, scheme))
+
+
 def chain_integers(node: Node) -> list[tuple[int, ...]]:
     """Targets of the Reshapes in a chain, and axes of its Gathers."""
     own = [tuple(node.attr)] if node.op == "Reshape" and isinstance(node.attr, tuple) else [GATHER_AXIS] if node.op == "Gather" else []
