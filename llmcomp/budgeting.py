@@ -15,11 +15,12 @@ from typing import Any
 
 from llmcomp.errors import BudgetError
 from llmcomp.folding import choose_folds
+from llmcomp.graph.folds import find_folds
 from llmcomp.graph.model import ModelGraph
 from llmcomp.options import ExportOptions
 from llmcomp.planning import Budget, Measured, Plan, Point, make_plan
-from llmcomp.planning.allocate import Allocation, allocate, frontier
-from llmcomp.planning.budget import candidates
+from llmcomp.planning.allocate import allocate, frontier
+from llmcomp.planning.budget import ladder
 from llmcomp.writing.layout import layer_room, make_layout
 
 POINTS = 12
@@ -58,10 +59,9 @@ class Budgeting:
         """
         assert options.budget is not None
         self.graph, self.options, self.kind, self.xml_bytes = graph, options, options.budget, xml_bytes
-        self.found = candidates(graph.layers, options, measured)
-        self.rooms = [
-            [layer_room(layer, line.scheme) for line in lines] for layer, lines in zip(graph.layers, self.found.lines, strict=True)
-        ]
+        self.folds = find_folds(graph)
+        self.found = ladder(graph.layers, options, measured)
+        self.rooms = self._rooms()
         self.interaction = measured.interaction
         self.limit = self._limit()
         self.excess = 0
@@ -96,7 +96,9 @@ class Budgeting:
         self.written += 1
         self.excess += over
         if self.written == REWRITES:
-            raise BudgetError(self._name, f"{REWRITES} models came out larger than planned, the last by {over} bytes", "Allow a little more")
+            raise BudgetError(
+                self._name, f"{REWRITES} models came out larger than planned, the last by {over} bytes", "Allow a little more"
+            )
         self.plan = self._for_size()
         return True
 
@@ -130,6 +132,11 @@ class Budgeting:
         self.plan = self.held
         return again
 
+    def told(self) -> dict[str, Any]:
+        """The budget's part of the report."""
+        assert self.plan.budget is not None
+        return {**self.plan.budget.model_dump(), "evaluations": self.evaluations}
+
     @property
     def _name(self) -> str:
         value = getattr(self.options, self.kind)
@@ -144,12 +151,30 @@ class Budgeting:
         size = self.options.target_size
         return size if isinstance(size, int) else self._bytes(make_plan(self.graph.layers, self.options))
 
+    def _rooms(self) -> list[list[int]]:
+        """Bytes that each layer's candidates take, in the .bin and, where it counts, in the .xml."""
+        lines = self.found.lines
+        rooms = [[layer_room(layer, line.scheme) for line in own] for layer, own in zip(self.graph.layers, lines, strict=True)]
+        if self.kind != "target_size":
+            return rooms
+        # Chains differ by kilobytes of text. What a scheme takes on average, tried on all layers that may have it, is close enough: whole plans
+        # are sized exactly.
+        first = [0] * len(lines)
+        plain = self.xml_bytes(self.found.plan(first))
+        for scheme in {(line.format, line.group_size) for own in lines for line in own[1:]}:
+            places = {i: k for i, own in enumerate(lines) for k, line in enumerate(own) if k and (line.format, line.group_size) == scheme}
+            more = self.xml_bytes(self.found.plan([places.get(i, 0) for i in range(len(lines))])) - plain
+            for i, k in places.items():
+                rooms[i][k] += round(more / len(places))
+        lightest = min(min(own) for own in rooms)
+        return rooms if lightest >= 0 else [[room - lightest for room in own] for own in rooms]
+
     def _unit(self, nbytes: int) -> float:
         """Bytes in the unit of the budget."""
         return 8 * nbytes / self.graph.elements if self.kind == "target_bpw" else nbytes
 
     def _bin_bytes(self, plan: Plan) -> int:
-        return make_layout(self.graph, {line.name: line.scheme for line in plan.layers}, choose_folds(self.graph, plan)).size
+        return make_layout(self.graph, {line.name: line.scheme for line in plan.layers}, choose_folds(self.graph, plan, self.folds)).size
 
     def _bytes(self, plan: Plan) -> int:
         """What counts against the size."""
@@ -165,55 +190,67 @@ class Budgeting:
         smallest = [
             min(range(len(rooms)), key=lambda k: (rooms[k], nats[k])) for rooms, nats in zip(self.rooms, self.found.nats, strict=True)
         ]
-        choice, size = smallest, self._bytes(self.found.plan(smallest))
-        room = least = sum(rooms[k] for rooms, k in zip(self.rooms, smallest, strict=True))
+        size = self._bytes(self.found.plan(smallest))
+        least = sum(rooms[k] for rooms, k in zip(self.rooms, smallest, strict=True))
         if size > limit:
             told = f"{size:,} bytes ({size / 1e6:.1f} MB)" if self.kind == "target_size" else f"{self._unit(size):.4f} bits per weight"
             raise BudgetError(
                 self._name, f"the smallest model that the candidates make has {told}", "Allow that, or measure smaller candidates"
             )
-        other = size - least
+        choice: Sequence[int] = smallest
+        cost, bound, proven, other = self._nats(smallest), float("inf"), False, size - least
         for _ in range(ROUNDS):
             solved = allocate(self.rooms, self.found.nats, max(limit - other, least))
+            bound, before = min(bound, solved.bound), other
             now = self._bytes(self.found.plan(solved.choice))
-            # Nearer to the limit is better: a choice that costs more for less room comes from too low a guess.
-            if now <= limit and solved.weight >= room:
-                choice, size, room = list(solved.choice), now, int(solved.weight)
-            before, other = other, now - int(solved.weight)
+            other = now - int(solved.weight)
+            if now <= limit and solved.cost <= cost:
+                # Proven if the room that it was solved for is the room that there is.
+                choice, size, cost, proven = solved.choice, now, solved.cost, solved.proven and other == before
             if other == before:
                 break
-        cost = sum(nats[k] for nats, k in zip(self.found.nats, choice, strict=True))
-        return self._budgeted(choice, self._unit(size), cost * self.interaction, solved, self.interaction)
+        gap = 0.0 if proven else max(0.0, cost - bound)
+        return self._budgeted(
+            choice, self._unit(size), cost * self.interaction, min(bound, cost) * self.interaction, gap * self.interaction
+        )
+
+    def _nats(self, choice: Sequence[int]) -> float:
+        """Losses of a choice, interaction left out."""
+        return sum(losses[k] for losses, k in zip(self.found.nats, choice, strict=True))
 
     def _for_loss(self, limit: float) -> Plan:
         """The smallest plan that is predicted to keep the loss; if none is, the one that is predicted to lose least."""
         least = sum(min(nats) for nats in self.found.nats)
         solved = allocate(self.found.nats, self.rooms, max(limit / self.interaction, least))
         predicted = solved.weight * self.interaction
-        return self._budgeted(solved.choice, predicted, predicted, solved, 1)
+        return self._budgeted(solved.choice, predicted, predicted, solved.bound, solved.gap)
 
-    def _budgeted(self, choice: Sequence[int], reached: float, nats: float, solved: Allocation, unit: float) -> Plan:
-        """The plan of a choice with its figures; `unit` is that of the solution's costs."""
+    def _budgeted(self, choice: Sequence[int], reached: float, nats: float, bound: float, gap: float) -> Plan:
+        """The plan of a choice with its figures."""
         budget = Budget(
             kind=self.kind,
             requested=self._unit(self.limit) if self.kind != "max_loss" else self.limit,
             reached=reached,
             nats=nats,
-            bound=solved.bound * unit,
-            gap=solved.gap * unit,
+            bound=bound,
+            gap=gap,
             interaction=self.interaction,
             table=self._table(),
         )
         plan = self.found.plan(choice)
         unknown = self.found.unknown
-        told = (f"{len(unknown)} layers were not measured and keep what they have without a budget, {unknown[0]} for one",) if unknown else ()
+        told = (
+            (f"{len(unknown)} layers keep what they have without a budget, as their loss was not measured: {unknown[0]} for one",)
+            if unknown
+            else ()
+        )
         return plan.model_copy(update={"budget": budget, "notes": (*plan.notes, *told)})
 
     def _table(self) -> tuple[Point, ...]:
         points = []
         for choice in frontier(self.rooms, self.found.nats, POINTS):
             size = self._bin_bytes(self.found.plan(choice))
-            nats = self.interaction * sum(losses[k] for losses, k in zip(self.found.nats, choice, strict=True))
+            nats = self.interaction * self._nats(choice)
             points.append(Point(bin_bytes=size, bits_per_weight=round(8 * size / self.graph.elements, 4), nats=nats))
         return tuple(points)
 

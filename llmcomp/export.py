@@ -25,6 +25,7 @@ from llmcomp.calibrating import calibrate, inner_folds
 from llmcomp.calibration import Samples, samples_of, self_text, starts_of
 from llmcomp.calibration.load import AUTO, row_length
 from llmcomp.checkpoint import Checkpoint
+from llmcomp.errors import BudgetError
 from llmcomp.folding import choose_folds, fold
 from llmcomp.graph.factors import NO_FACTORS, Factors
 from llmcomp.graph.folds import Fold
@@ -36,7 +37,7 @@ from llmcomp.judge import JudgeError
 from llmcomp.judge.text import Text
 from llmcomp.judging import BUDGET_WINDOWS, T95, check_judgeable, judge
 from llmcomp.options import ExportOptions
-from llmcomp.planning import Plan, Scheme
+from llmcomp.planning import Measured, Plan, Scheme
 from llmcomp.progress import Progress
 from llmcomp.writing import verify
 from llmcomp.writing.bundle import bundle, check_disk, check_output
@@ -119,7 +120,12 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
         def judge_now() -> Judged:
             assert text is not None
             with run.stage("judge"):
-                figures = judge(folder, checkpoint, options.trust_remote_code, run.progress, text, BUDGET_WINDOWS)
+                try:
+                    figures = judge(folder, checkpoint, options.trust_remote_code, run.progress, text, BUDGET_WINDOWS)
+                except JudgeError as error:
+                    raise BudgetError(
+                        f"--max-loss {options.max_loss:g}", f"the model cannot be judged: {error}", "Use --target-size"
+                    ) from None
             return Judged(figures["kl"], figures["kl"] + T95 * figures["kl_standard_error"], figures)
 
         xml = folder / "openvino_model.xml"
@@ -142,7 +148,7 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
         settings = options.model_dump(mode="json", exclude={"token", "output", "quiet", "json_log", "dry_run", "overwrite"})
         report = make_report(graph, written.plan, layout, done, settings, versions(), run.seconds, verified, run.warnings, nbytes)
         report["evaluation"] = evaluation
-        report["budget"] = {**budgeting.plan.budget.model_dump(), "evaluations": budgeting.evaluations} if budgeting else None
+        report["budget"] = budgeting.told() if budgeting else None
         write_report(report, folder)
     run.progress.finish()
     return Result(options.output, report)
@@ -215,9 +221,10 @@ def _write(graph: ModelGraph, plan: Plan, data: _Data, folder: Path, run: _Run) 
 
 
 def plan_model(options: ExportOptions, progress: Progress | None = None) -> Plan:
-    """The plan that `export` would follow, with exact sizes."""
+    """The plan that `export` would follow at first, with exact sizes."""
     run = _Run(progress or Progress())
-    return _plan(_graph(_open(options), options, run), options, run)
+    with _planned(options, run) as (_, plan):
+        return plan
 
 
 def dry_run(options: ExportOptions, progress: Progress | None = None) -> Forecast:
@@ -225,15 +232,28 @@ def dry_run(options: ExportOptions, progress: Progress | None = None) -> Forecas
     assert options.output is not None
     run = _Run(progress or Progress())
     check_output(options.output, options.model, options.overwrite)
-    graph = _graph(_open(options), options, run)
-    plan = _plan(graph, options, run)
-    if plan.is_calibrated:
-        run.warn("calibration's own time and memory are not in the forecast, which is that of rounding the same layers plainly")
-        plan, _ = plan.without_calibration(())
-    schemes = _schemes(plan)
-    layout = make_layout(graph, schemes, choose_folds(graph, plan))
-    check_disk(options.output, layout.size)
-    return forecast(graph, schemes, layout, _quantizer(NO_FACTORS), _workers())
+    with _planned(options, run) as (graph, plan):
+        if plan.is_calibrated:
+            run.warn("calibration's own time and memory are not in the forecast, which is that of rounding the same layers plainly")
+            plan, _ = plan.without_calibration(())
+        schemes = _schemes(plan)
+        layout = make_layout(graph, schemes, choose_folds(graph, plan))
+        check_disk(options.output, layout.size)
+        return forecast(graph, schemes, layout, _quantizer(NO_FACTORS), _workers())
+
+
+@contextmanager
+def _planned(options: ExportOptions, run: _Run) -> Iterator[tuple[ModelGraph, Plan]]:
+    """A graph and the plan for it, where nothing is to be written."""
+    planning.check_options(options)
+    checkpoint = _open(options)
+    graph = _graph(checkpoint, options, run)
+    if options.budget is None:
+        yield graph, _plan(graph, options, run)
+        return
+    with TemporaryDirectory(prefix="llmcomp-plan-") as folder:
+        data = _Data(checkpoint, options, Path(folder), run, None, None)
+        yield graph, _budgeting(graph, options, data, run).plan
 
 
 def _open(options: ExportOptions) -> Checkpoint:
@@ -273,6 +293,32 @@ def _plan(graph: ModelGraph, options: ExportOptions, run: _Run) -> Plan:
     if stored_only:
         run.progress.note(f"{', '.join(stored_only)}: stored only on this device, the CPU decompresses it to f32 when it loads the model")
     return plan
+
+
+def _budgeting(graph: ModelGraph, options: ExportOptions, data: _Data, run: _Run) -> Budgeting:
+    """The way to the asked budget, its first plan made."""
+    measured = _measured(graph, options, data, run)
+    with run.stage("plan"):
+        budgeting = Budgeting(graph, options, measured, lambda plan: _xml_bytes(graph, options, plan))
+    for note in budgeting.plan.notes:
+        run.progress.note(note)
+    return budgeting
+
+
+def _measured(graph: ModelGraph, options: ExportOptions, data: _Data, run: _Run) -> Measured:
+    assert options.sensitivity is not None
+    where = f"sensitivity file {options.sensitivity}"
+    return Measured.from_json(options.sensitivity.read_bytes().decode("utf8", "replace"), where).check_against(graph.layers, where)
+
+
+def _xml_bytes(graph: ModelGraph, options: ExportOptions, plan: Plan) -> int:
+    """Size of the .xml that this plan gives, but for scales that may turn out to need f32."""
+    schemes = _schemes(plan)
+    layout = make_layout(graph, schemes, choose_folds(graph, plan))
+    with TemporaryDirectory(prefix="llmcomp-xml-") as folder:
+        xml = Path(folder) / "openvino_model.xml"
+        write_ir(graph, schemes, layout, {}, xml, _rt_info(options, plan))
+        return xml.stat().st_size
 
 
 def _scores(graph: ModelGraph, options: ExportOptions) -> dict[str, float]:

@@ -6,7 +6,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, PositiveInt, ValidationError, field_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    PositiveInt,
+    ValidationError,
+    field_serializer,
+    model_validator,
+)
 
 from llmcomp.errors import OptionError
 from llmcomp.options.rules import Override, did_you_mean
@@ -57,6 +67,7 @@ class ExportOptions(BaseModel):
     scale_estimation: bool = False
     gptq: bool = False
     sensitivity_metric: Literal["weight_quantization_error"] = "weight_quantization_error"
+    sensitivity: Path | None = None
     # Not of the compression: statistics of the data are of use beside a plan, too.
     dataset: str | tuple[str, ...] | None = None
     dataset_column: str | None = None

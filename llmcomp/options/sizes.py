@@ -21,7 +21,9 @@ def parse_size(value: object) -> object:
         return SAME if isinstance(value, str) else value
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)\s*", value)
     if match is None or match[2].lower() not in UNITS:
-        raise OptionError(f"--target-size {value}", "it is not a number of bytes, KB, MB, GB, KiB, MiB or GiB", "Write for example 3.5GB or 900MiB")
+        raise OptionError(
+            f"--target-size {value}", "it is not a number of bytes, KB, MB, GB, KiB, MiB or GiB", "Write for example 3.5GB or 900MiB"
+        )
     whole, _, part = match[1].partition(".")
     # In integers: 0.7 GB is 700,000,000 bytes and not one less.
     return int(f"{whole or 0}{part}") * UNITS[match[2].lower()] // 10 ** len(part)

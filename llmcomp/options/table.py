@@ -281,6 +281,16 @@ OPTIONS: tuple[Option, ...] = (
         compression=True,
     ),
     Option(
+        "sensitivity",
+        ("--sensitivity",),
+        COMPRESSION,
+        "What `llmcomp measure` wrote: scores for --sensitivity-metric, losses of candidates for a budget.",
+        kind="path",
+        metavar="FILE",
+        default_text="measured anew",
+        compression=True,
+    ),
+    Option(
         "dataset",
         ("--dataset",),
         CALIBRATION,

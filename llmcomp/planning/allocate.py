@@ -234,7 +234,9 @@ def _slope(weights: Sequence[float] | NDArray[np.float64], costs: Sequence[float
 def _steps(hulls: Sequence[Sequence[int]], weights: Options, costs: Options) -> list[_Step]:
     """All steps of all hulls, the most worth first; those of one unit stay in order."""
     steps = [
-        _Step(_slope(weights[u], costs[u], a, b), u, b, float(weights[u][b]) - float(weights[u][a]), float(costs[u][a]) - float(costs[u][b]))
+        _Step(
+            _slope(weights[u], costs[u], a, b), u, b, float(weights[u][b]) - float(weights[u][a]), float(costs[u][a]) - float(costs[u][b])
+        )
         for u, hull in enumerate(hulls)
         for a, b in zip(hull, hull[1:], strict=False)
     ]

@@ -26,7 +26,7 @@ from llmcomp.planning.scheme import FLOATS, Scheme
 
 
 @dataclass(frozen=True)
-class Candidates:
+class Ladder:
     """For each layer, in topological order, the lines that it may get in the plan, and the nats per token that it loses with each alone."""
 
     lines: tuple[tuple[LayerPlan, ...], ...]
@@ -47,7 +47,7 @@ class Candidates:
         return Plan(main=main, folds=folds, layers=lines, summary=summarize(lines, main, None, None))
 
 
-def candidates(layers: Sequence[Layer], options: ExportOptions, measured: Measured) -> Candidates:
+def ladder(layers: Sequence[Layer], options: ExportOptions, measured: Measured) -> Ladder:
     """What these layers may become by what was measured of them.
 
     Raises:
@@ -69,7 +69,7 @@ def candidates(layers: Sequence[Layer], options: ExportOptions, measured: Measur
                 unknown.append(layer.name)
         lines.append(tuple(entry for entry, _ in own))
         losses.append(tuple(loss for _, loss in own))
-    return Candidates(tuple(lines), tuple(losses), planner.folds(low=True), tuple(unknown))
+    return Ladder(tuple(lines), tuple(losses), planner.folds(low=True), tuple(unknown))
 
 
 def _fitting(layer: Layer, planner: Planner, known: dict[str, float]) -> list[tuple[LayerPlan, float]]:
