@@ -168,10 +168,8 @@ def test_a_size_that_every_model_exceeds_is_given_up(source: Path, tmp_path: Pat
 
 def follow(stage: Budgeting, true: float, spread: float = 1.05) -> list[float]:
     """Run the stage against a model that truly loses `true` times the sum of its layers' losses; the predictions of what was made."""
-    losses = {
-        name: nats
-        for name, nats in ((line.name, line.nats) for line in Measured.from_json((stage.options.sensitivity or Path()).read_text()).layers)
-    }
+    assert stage.options.sensitivity is not None
+    losses = {line.name: line.nats for line in Measured.from_json(stage.options.sensitivity.read_text()).layers}
     made = []
 
     def judge() -> Judged:

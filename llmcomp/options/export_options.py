@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -24,7 +24,8 @@ from llmcomp.options.scope import IgnoredScope
 from llmcomp.options.sizes import parse_size
 from llmcomp.options.table import BY_FIELD, OPTIONS
 
-BUDGETS = ("target_size", "target_bpw", "max_loss")
+BudgetKind = Literal["target_size", "target_bpw", "max_loss"]
+BUDGETS: tuple[BudgetKind, ...] = get_args(BudgetKind)
 Scope = Annotated[InstanceOf[IgnoredScope], BeforeValidator(IgnoredScope.parse)]
 
 
@@ -98,7 +99,7 @@ class ExportOptions(BaseModel):
         return tuple(Override(text) for text in self.override)
 
     @property
-    def budget(self) -> str | None:
+    def budget(self) -> BudgetKind | None:
         """The field that holds a budget, if one does."""
         return next((field for field in BUDGETS if getattr(self, field) is not None), None)
 

@@ -15,7 +15,7 @@ def parse_size(value: object) -> object:
     """Bytes of `3.5GB`, `900 MiB` or a plain number, rounded down; `same`, None and what is no text are left for others to judge.
 
     Raises:
-        OptionError: no number, or no such unit.
+        OptionError: no number, less than a byte, or no such unit.
     """
     if not isinstance(value, str) or value.strip().lower() == SAME:
         return SAME if isinstance(value, str) else value
@@ -26,4 +26,7 @@ def parse_size(value: object) -> object:
         )
     whole, _, part = match[1].partition(".")
     # In integers: 0.7 GB is 700,000,000 bytes and not one less.
-    return int(f"{whole or 0}{part}") * UNITS[match[2].lower()] // 10 ** len(part)
+    nbytes = int(f"{whole or 0}{part}") * UNITS[match[2].lower()] // 10 ** len(part)
+    if not nbytes:
+        raise OptionError(f"--target-size {value}", "no model fits into that", "Write for example 3.5GB or 900MiB")
+    return nbytes

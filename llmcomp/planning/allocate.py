@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ ROUNDING = 1e-12
 
 Options = Sequence[Sequence[float]]
 """One number for each option of each unit."""
+Arrays = list[NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,9 @@ def frontier(weights: Options, costs: Options, points: int) -> list[tuple[int, .
 
     They are spread evenly over the weights in between.
     """
-    hulls = [_hull(w, c) for w, c in zip(weights, costs, strict=True)]
-    steps = _steps(hulls, weights, costs)
+    w, c = _arrays(weights), _arrays(costs)
+    hulls = [_hull(x, y) for x, y in zip(w, c, strict=True)]
+    steps = _steps(hulls, w, c)
     whole = sum(step.weight for step in steps)
     choice = [hull[0] for hull in hulls]
     found, passed = [tuple(choice)], 0.0
@@ -83,8 +86,7 @@ def frontier(weights: Options, costs: Options, points: int) -> list[tuple[int, .
 
 class _Solver:
     def __init__(self, weights: Options, costs: Options, capacity: float) -> None:
-        self.weights = [np.asarray(w, np.float64) for w in weights]
-        self.costs = [np.asarray(c, np.float64) for c in costs]
+        self.weights, self.costs = _arrays(weights), _arrays(costs)
         self.capacity = capacity + ROUNDING * abs(capacity)
         hulls = [_hull(w, c) for w, c in zip(self.weights, self.costs, strict=True)]
         choice = [hull[0] for hull in hulls]
@@ -142,8 +144,8 @@ class _Solver:
             least = sum(float(self.weights[i][able[i]].min()) for i in later)
             most = sum(float(self.weights[i][able[i]].max()) for i in later)
             unused = np.maximum(0.0, self.capacity - states.weight - most)
-            kept = (states.weight + least <= self.capacity) & (self.bound + states.over + self.slope * unused < self.best_cost)
-            kept = np.flatnonzero(kept)
+            good = self.bound + states.over + self.slope * unused < self.best_cost
+            kept = np.flatnonzero(good & (states.weight + least <= self.capacity))
             if len(kept) > STATES:
                 kept, proven = np.sort(kept[np.argsort(states.over[kept], kind="stable")[:STATES]]), False
             if not len(kept):
@@ -186,7 +188,7 @@ class _Solver:
         return choice
 
     @staticmethod
-    def _sum(values: Options | Sequence[NDArray[np.float64]], choice: Sequence[int]) -> float:
+    def _sum(values: Arrays, choice: Sequence[int]) -> float:
         return float(sum(float(v[k]) for v, k in zip(values, choice, strict=True)))
 
 
@@ -214,7 +216,11 @@ class _States:
         return _States(self.weight[places], self.cost[places], self.over[places])
 
 
-def _hull(weights: Sequence[float] | NDArray[np.float64], costs: Sequence[float] | NDArray[np.float64]) -> list[int]:
+def _arrays(values: Options) -> Arrays:
+    return [np.asarray(v, np.float64) for v in values]
+
+
+def _hull(weights: NDArray[np.float64], costs: NDArray[np.float64]) -> list[int]:
     """Options on the lower hull, from the lightest to the one of least cost; its slopes fall."""
     hull: list[int] = []
     for i in np.lexsort((costs, weights)).tolist():
@@ -226,18 +232,18 @@ def _hull(weights: Sequence[float] | NDArray[np.float64], costs: Sequence[float]
     return hull
 
 
-def _slope(weights: Sequence[float] | NDArray[np.float64], costs: Sequence[float] | NDArray[np.float64], a: int, b: int) -> float:
+def _slope(weights: NDArray[np.float64], costs: NDArray[np.float64], a: int, b: int) -> float:
     heavier = float(weights[b]) - float(weights[a])
     return float("inf") if heavier <= 0 else (float(costs[a]) - float(costs[b])) / heavier
 
 
-def _steps(hulls: Sequence[Sequence[int]], weights: Options, costs: Options) -> list[_Step]:
+def _steps(hulls: Sequence[Sequence[int]], weights: Arrays, costs: Arrays) -> list[_Step]:
     """All steps of all hulls, the most worth first; those of one unit stay in order."""
     steps = [
         _Step(
             _slope(weights[u], costs[u], a, b), u, b, float(weights[u][b]) - float(weights[u][a]), float(costs[u][a]) - float(costs[u][b])
         )
         for u, hull in enumerate(hulls)
-        for a, b in zip(hull, hull[1:], strict=False)
+        for a, b in pairwise(hull)
     ]
     return sorted(steps, key=lambda step: (-step.slope, step.unit, step.weight))

@@ -14,6 +14,7 @@ import numpy as np
 
 from llmcomp.formats import Node, Part
 from llmcomp.graph.folds import Fold
+from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph
 from llmcomp.planning import Scheme, layer_chain, layer_parts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import inf
 
 import numpy as np
@@ -86,7 +87,7 @@ def test_the_table_goes_from_the_lightest_to_the_best_and_each_point_is_on_the_h
     points = frontier(weights, costs, 9)
     total = [tuple(sum(v[k] for v, k in zip(values, choice, strict=True)) for values in (weights, costs)) for choice in points]
     assert len(points) <= 9 and total[0][0] == sum(map(min, weights)) and total[-1][1] == pytest.approx(sum(map(min, costs)))
-    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in zip(total, total[1:], strict=False)]
+    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(total)]
     assert slopes == sorted(slopes) and max(slopes) < 0
     for weight, cost in total:
         assert allocate(weights, costs, weight).cost == pytest.approx(cost, rel=1e-12)
