@@ -194,8 +194,9 @@ class Budgeting:
         least = sum(rooms[k] for rooms, k in zip(self.rooms, smallest, strict=True))
         if size > limit:
             told = f"{size:,} bytes ({size / 1e6:.1f} MB)" if self.kind == "target_size" else f"{self._unit(size):.4f} bits per weight"
+            more = f", and models come out {self.excess} bytes larger than planned" if self.excess else ""
             raise BudgetError(
-                self._name, f"the smallest model that the candidates make has {told}", "Allow that, or measure smaller candidates"
+                self._name, f"the smallest model that the candidates make has {told}{more}", "Allow that, or measure smaller candidates"
             )
         choice: Sequence[int] = smallest
         cost, bound, proven, other = self._nats(smallest), float("inf"), False, size - least
@@ -214,14 +215,17 @@ class Budgeting:
             choice, self._unit(size), cost * self.interaction, min(bound, cost) * self.interaction, gap * self.interaction
         )
 
+    @property
+    def _least_nats(self) -> float:
+        return sum(min(nats) for nats in self.found.nats)
+
     def _nats(self, choice: Sequence[int]) -> float:
         """Losses of a choice, interaction left out."""
         return sum(losses[k] for losses, k in zip(self.found.nats, choice, strict=True))
 
     def _for_loss(self, limit: float) -> Plan:
         """The smallest plan that is predicted to keep the loss; if none is, the one that is predicted to lose least."""
-        least = sum(min(nats) for nats in self.found.nats)
-        solved = allocate(self.found.nats, self.rooms, max(limit / self.interaction, least))
+        solved = allocate(self.found.nats, self.rooms, max(limit / self.interaction, self._least_nats))
         predicted = solved.weight * self.interaction
         return self._budgeted(solved.choice, predicted, predicted, solved.bound, solved.gap)
 
@@ -237,14 +241,12 @@ class Budgeting:
             interaction=self.interaction,
             table=self._table(),
         )
-        plan = self.found.plan(choice)
-        unknown = self.found.unknown
-        told = (
-            (f"{len(unknown)} layers keep what they have without a budget, as their loss was not measured: {unknown[0]} for one",)
-            if unknown
-            else ()
-        )
-        return plan.model_copy(update={"budget": budget, "notes": (*plan.notes, *told)})
+        plan, told, unknown = self.found.plan(choice), [], self.found.unknown
+        if unknown:
+            told.append(f"{len(unknown)} layers keep what they have without a budget, as their loss was not measured: {unknown[0]} for one")
+        if self.kind == "max_loss" and self._least_nats * self.interaction > self.limit:
+            told.append(f"{self._name}: no plan is predicted to keep it; this one is predicted to lose least")
+        return plan.model_copy(update={"budget": budget, "notes": tuple(told)})
 
     def _table(self) -> tuple[Point, ...]:
         points = []

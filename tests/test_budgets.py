@@ -194,6 +194,7 @@ def test_a_loss_holds_by_its_upper_bound_whatever_was_predicted(source: Path, tr
 
 def test_a_loss_that_no_candidate_keeps_is_refused_with_what_was_reached(source: Path) -> None:
     stage = budgeting(source, max_loss=0.0005)
+    assert stage.plan.notes == ("--max-loss 0.0005: no plan is predicted to keep it; this one is predicted to lose least",)
     with pytest.raises(
         BudgetError, match=r"--max-loss 0.0005: of 1 models .* loses 0.00\d+ nats per token, 0.00\d+ by the upper 95 % bound"
     ):
