@@ -54,14 +54,16 @@ class Budgeting:
         """`xml_bytes` gives the size of the .xml that a plan makes.
 
         Raises:
-            BudgetError: no plan is small enough.
+            BudgetError: no plan is small enough; the least size is named.
             OptionError, RuleError, GroupSizeError: as `make_plan`.
         """
         assert options.budget is not None
         self.graph, self.options, self.kind, self.xml_bytes = graph, options, options.budget, xml_bytes
         self.folds = find_folds(graph)
         self.found = ladder(graph.layers, options, measured)
-        self.rooms = self._rooms()
+        self.rooms = [
+            [layer_room(layer, line.scheme) for line in lines] for layer, lines in zip(graph.layers, self.found.lines, strict=True)
+        ]
         self.interaction = measured.interaction
         self.limit = self._limit()
         self.excess = 0
@@ -74,6 +76,14 @@ class Budgeting:
         """The smallest that was judged and holds the loss."""
         self.evaluation: dict[str, Any] | None = None
         """What the judge says about it."""
+        self.plan: Plan
+        if self.kind != "max_loss":
+            self._smallest()
+
+    def begin(self) -> None:
+        """Make the first plan."""
+        if self.kind == "target_size":
+            self._add_xml()
         self.plan = self._for_loss(self.limit) if self.kind == "max_loss" else self._for_size()
 
     def misses(self, xml: Path, judge: Callable[[], Judged]) -> bool:
@@ -151,23 +161,18 @@ class Budgeting:
         size = self.options.target_size
         return size if isinstance(size, int) else self._bytes(make_plan(self.graph.layers, self.options))
 
-    def _rooms(self) -> list[list[int]]:
-        """Bytes that each layer's candidates take, in the .bin and, where it counts, in the .xml."""
+    def _add_xml(self) -> None:
+        """Let candidates take room in the .xml, too: chains differ by kilobytes of text.
+
+        What a scheme takes on average, tried on all layers that may have it, is close enough: whole plans are sized exactly.
+        """
         lines = self.found.lines
-        rooms = [[layer_room(layer, line.scheme) for line in own] for layer, own in zip(self.graph.layers, lines, strict=True)]
-        if self.kind != "target_size":
-            return rooms
-        # Chains differ by kilobytes of text. What a scheme takes on average, tried on all layers that may have it, is close enough: whole plans
-        # are sized exactly.
-        first = [0] * len(lines)
-        plain = self.xml_bytes(self.found.plan(first))
+        plain = self.xml_bytes(self.found.plan([0] * len(lines)))
         for scheme in {(line.format, line.group_size) for own in lines for line in own[1:]}:
             places = {i: k for i, own in enumerate(lines) for k, line in enumerate(own) if k and (line.format, line.group_size) == scheme}
             more = self.xml_bytes(self.found.plan([places.get(i, 0) for i in range(len(lines))])) - plain
             for i, k in places.items():
-                rooms[i][k] += round(more / len(places))
-        lightest = min(min(own) for own in rooms)
-        return rooms if lightest >= 0 else [[room - lightest for room in own] for own in rooms]
+                self.rooms[i][k] += round(more / len(places))
 
     def _unit(self, nbytes: int) -> float:
         """Bytes in the unit of the budget."""
@@ -181,23 +186,10 @@ class Budgeting:
         return self._bin_bytes(plan) + (self.xml_bytes(plan) if self.kind == "target_size" else 0)
 
     def _for_size(self) -> Plan:
-        """The plan of least predicted loss that fits.
-
-        Raises:
-            BudgetError: not even the smallest does; its size is named.
-        """
+        """The plan of least predicted loss that fits; BudgetError as `_smallest`."""
         limit = self.limit - self.excess
-        smallest = [
-            min(range(len(rooms)), key=lambda k: (rooms[k], nats[k])) for rooms, nats in zip(self.rooms, self.found.nats, strict=True)
-        ]
-        size = self._bytes(self.found.plan(smallest))
+        smallest, size = self._smallest()
         least = sum(rooms[k] for rooms, k in zip(self.rooms, smallest, strict=True))
-        if size > limit:
-            told = f"{size:,} bytes ({size / 1e6:.1f} MB)" if self.kind == "target_size" else f"{self._unit(size):.4f} bits per weight"
-            more = f", and models come out {self.excess} bytes larger than planned" if self.excess else ""
-            raise BudgetError(
-                self._name, f"the smallest model that the candidates make has {told}{more}", "Allow that, or measure smaller candidates"
-            )
         choice: Sequence[int] = smallest
         cost, bound, proven, other = self._nats(smallest), float("inf"), False, size - least
         for _ in range(ROUNDS):
@@ -214,6 +206,23 @@ class Budgeting:
         return self._budgeted(
             choice, self._unit(size), cost * self.interaction, min(bound, cost) * self.interaction, gap * self.interaction
         )
+
+    def _smallest(self) -> tuple[list[int], int]:
+        """The choice of fewest bytes, and what counts of it against the size.
+
+        Raises:
+            BudgetError: it does not fit.
+        """
+        options = [list(zip(rooms, nats, strict=True)) for rooms, nats in zip(self.rooms, self.found.nats, strict=True)]
+        choice = [min(range(len(own)), key=own.__getitem__) for own in options]
+        size = self._bytes(self.found.plan(choice))
+        if size > self.limit - self.excess:
+            told = f"{size:,} bytes ({size / 1e6:.1f} MB)" if self.kind == "target_size" else f"{self._unit(size):.4f} bits per weight"
+            more = f", and models come out {self.excess} bytes larger than planned" if self.excess else ""
+            raise BudgetError(
+                self._name, f"the smallest model that the candidates make has {told}{more}", "Allow that, or measure smaller candidates"
+            )
+        return choice, size
 
     @property
     def _least_nats(self) -> float:

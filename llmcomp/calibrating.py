@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcomp.algorithms import awq, equalize
-from llmcomp.calibration.runner import OpenSection, Runner
+from llmcomp.calibration.runner import OpenSection, Runner, first_weights
 from llmcomp.formats import CompressedWeight
 from llmcomp.graph.factors import Factors, make_factors
 from llmcomp.graph.folds import Fold
@@ -70,7 +70,7 @@ def calibrate(
     chosen: dict[int, NDArray[np.float32]] = {}
     told: dict[int, dict[str, Any]] = {}
     with Runner(sections, rows, scratch) as runner:
-        runner.start(stage.first_weights(sections, runner.used_ids()))
+        runner.start(first_weights(graph, sections, runner.used_ids(), stage.read))
         for section in sections.parts[1:]:
             opened = runner.open(section)
             places = [i for i, fold in enumerate(folds) if _inside(fold, section)]
@@ -103,20 +103,10 @@ class _Stage:
         self.schemes = {entry.name: entry.scheme for entry in plan.layers}
         self.told: dict[str, dict[str, Any]] = {}
 
-    def first_weights(self, sections: Sections, used: NDArray[np.int64]) -> dict[str, NDArray[np.float32]]:
-        """Of the embedding only the rows of tokens that occur."""
-        found = {}
-        for layer in sections.parts[0].layers:
-            if layer is sections.embedding:
-                found[layer.name] = np.concatenate([np.asarray(self.graph.rows(layer, i, i + 1), np.float32) for i in used.tolist()])
-            else:
-                found[layer.name] = self._read(layer)
-        return found
-
     def compress(self, opened: OpenSection, folds: Sequence[Fold]) -> list[tuple[NDArray[np.float32], dict[str, Any]]]:
         """Compress a section and push the hidden states through it; returns factors and a line for each fold."""
         section = opened.section
-        weights = {layer.name: self._read(layer) for layer in section.layers}
+        weights = {layer.name: self.read(layer) for layer in section.layers}
         second_order = any(scheme.rounding == "gptq" for scheme in self.schemes.values())
         statistics = opened.observe(weights, advance=not second_order)
         hessians = {name: s.second_moment for names, s in zip(section.sites, statistics, strict=True) for name in names}
@@ -132,7 +122,7 @@ class _Stage:
             opened.advance(weights)
         return found
 
-    def _read(self, layer: Layer) -> NDArray[np.float32]:
+    def read(self, layer: Layer) -> NDArray[np.float32]:
         rows = self.graph.rows(layer, 0, flat_rows(layer))
         self.check(layer, rows)
         return np.asarray(rows, np.float32).reshape(layer.shape)

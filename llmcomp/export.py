@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,12 +37,13 @@ from llmcomp.graph.skeleton import get_skeleton
 from llmcomp.judge import JudgeError
 from llmcomp.judge.text import Text
 from llmcomp.judging import BUDGET_WINDOWS, T95, check_judgeable, judge
+from llmcomp.measuring import measure
 from llmcomp.options import ExportOptions
 from llmcomp.planning import Measured, Plan, Scheme
 from llmcomp.progress import Progress
 from llmcomp.writing import verify
 from llmcomp.writing.bundle import bundle, check_disk, check_output
-from llmcomp.writing.finite import check_kept
+from llmcomp.writing.finite import check_kept, non_finite_error
 from llmcomp.writing.forecast import Forecast, forecast, least_bytes
 from llmcomp.writing.ir import write_ir
 from llmcomp.writing.journal import NAME as JOURNAL
@@ -74,6 +76,7 @@ class _Run:
     progress: Progress
     seconds: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    used: Samples | None = None
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -87,6 +90,14 @@ class _Run:
             return
         self.warnings.append(text)
         self.progress.warn(text)
+
+    def use(self, samples: Samples) -> None:
+        """Tell once what text is looked at."""
+        if samples is not self.used:
+            self.progress.note(f"calibration data: {samples}")
+            for text in samples.warnings:
+                self.warn(text)
+        self.used = samples
 
 
 def export(options: ExportOptions, progress: Progress | None = None) -> Result:
@@ -115,7 +126,7 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
         graph = _graph(checkpoint, options, run)
         data = _Data(checkpoint, options, folder, run, tokenizer, samples)
         budgeting = _budgeting(graph, options, data, run) if options.budget else None
-        plan = budgeting.plan if budgeting else _plan(graph, options, run)
+        plan = budgeting.plan if budgeting else _plan(graph, options, data, run)
 
         def judge_now() -> Judged:
             assert text is not None
@@ -164,7 +175,6 @@ class _Data:
     run: _Run
     tokenizer: Conversion | None
     samples: Samples | None
-    told: bool = False
 
     def finish_tokenizer(self) -> None:
         """The tokenizer's files are in the folder, if they are wanted at all."""
@@ -178,16 +188,12 @@ class _Data:
         if self.samples is None:
             with self.run.stage("own text"):
                 self.samples = _own_text(self.checkpoint, self.options, self.folder)
-        if not self.told:
-            self.told = True
-            self.run.progress.note(f"calibration data: {self.samples}")
-            for text in self.samples.warnings:
-                self.run.warn(text)
+        self.run.use(self.samples)
         return self.samples
 
     def check_used(self) -> None:
         """Warns of data that nothing has asked for."""
-        if self.samples is not None and not self.told:
+        if self.samples is not None and self.run.used is None:
             self.run.warn(f"{self.samples.source} is not used: nothing in the plan looks at data")
 
 
@@ -223,37 +229,52 @@ def _write(graph: ModelGraph, plan: Plan, data: _Data, folder: Path, run: _Run) 
 def plan_model(options: ExportOptions, progress: Progress | None = None) -> Plan:
     """The plan that `export` would follow at first, with exact sizes."""
     run = _Run(progress or Progress())
-    with _planned(options, run) as (_, plan):
-        return plan
+    planning.check_options(options)
+    with _prepared(options, run, planning.needs_data(options)) as (graph, data):
+        return _planned(graph, options, data, run)
+
+
+def measure_model(options: ExportOptions, progress: Progress | None = None) -> Measured:
+    """What each layer suffers under `planning.candidates(options)`, by `options.dataset` or the model's own text."""
+    run = _Run(progress or Progress())
+    schemes = planning.candidates(options)
+    with _prepared(options, run, True) as (graph, data):
+        measured = _measure(graph, options, run, data.get(), schemes)
+    run.progress.finish()
+    return measured
 
 
 def dry_run(options: ExportOptions, progress: Progress | None = None) -> Forecast:
     """Size, memory and time of an export, without writing anything but the cached skeleton."""
     assert options.output is not None
     run = _Run(progress or Progress())
+    planning.check_options(options)
     check_output(options.output, options.model, options.overwrite)
-    with _planned(options, run) as (graph, plan):
-        if plan.is_calibrated:
-            run.warn("calibration's own time and memory are not in the forecast, which is that of rounding the same layers plainly")
-            plan, _ = plan.without_calibration(())
-        schemes = _schemes(plan)
-        layout = make_layout(graph, schemes, choose_folds(graph, plan))
-        check_disk(options.output, layout.size)
-        return forecast(graph, schemes, layout, _quantizer(NO_FACTORS), _workers())
+    with _prepared(options, run, planning.needs_data(options)) as (graph, data):
+        plan = _planned(graph, options, data, run)
+    if plan.is_calibrated:
+        run.warn("calibration's own time and memory are not in the forecast, which is that of rounding the same layers plainly")
+        plan, _ = plan.without_calibration(())
+    schemes = _schemes(plan)
+    layout = make_layout(graph, schemes, choose_folds(graph, plan))
+    check_disk(options.output, layout.size)
+    return forecast(graph, schemes, layout, _quantizer(NO_FACTORS), _workers())
 
 
 @contextmanager
-def _planned(options: ExportOptions, run: _Run) -> Iterator[tuple[ModelGraph, Plan]]:
-    """A graph and the plan for it, where nothing is to be written."""
-    planning.check_options(options)
+def _prepared(options: ExportOptions, run: _Run, looks_at_data: bool) -> Iterator[tuple[ModelGraph, _Data]]:
+    """A graph and its data, where no folder is to be filled."""
     checkpoint = _open(options)
-    graph = _graph(checkpoint, options, run)
-    if options.budget is None:
-        yield graph, _plan(graph, options, run)
-        return
-    with TemporaryDirectory(prefix="llmcomp-plan-") as folder:
-        data = _Data(checkpoint, options, Path(folder), run, None, None)
-        yield graph, _budgeting(graph, options, data, run).plan
+    named = looks_at_data and options.dataset not in (None, AUTO)
+    samples = samples_of(options, checkpoint) if named else None
+    with TemporaryDirectory(prefix="llmcomp-own-text-") as folder:
+        if looks_at_data and not named and not options.no_tokenizer:
+            checkpoint.save_tokenizer(Path(folder))
+        yield _graph(checkpoint, options, run), _Data(checkpoint, options, Path(folder), run, None, samples)
+
+
+def _planned(graph: ModelGraph, options: ExportOptions, data: _Data, run: _Run) -> Plan:
+    return _budgeting(graph, options, data, run).plan if options.budget else _plan(graph, options, data, run)
 
 
 def _open(options: ExportOptions) -> Checkpoint:
@@ -279,36 +300,56 @@ def _graph(checkpoint: Checkpoint, options: ExportOptions, run: _Run) -> ModelGr
     return graph
 
 
-def _plan(graph: ModelGraph, options: ExportOptions, run: _Run) -> Plan:
+def _plan(graph: ModelGraph, options: ExportOptions, data: _Data, run: _Run) -> Plan:
+    measured = _measured(graph, options, data, run)
     with run.stage("plan"):
         if options.plan is not None:
             where = f"plan {options.plan}"
-            return Plan.from_json(options.plan.read_bytes().decode("utf8", "replace"), where).check_against(graph.layers, where)
-        scores = _scores(graph, options) if planning.needs_scores(options) else None
-        plan = planning.make_plan(graph.layers, options, scores)
+            return Plan.from_json(_text(options.plan), where).check_against(graph.layers, where)
+        scores = None
+        if measured is not None:
+            scores = measured.scores(options.sensitivity_metric)
+        elif planning.needs_scores(options):
+            scores = _scores(graph, options)
+        plan = planning.make_plan(graph.layers, options, scores, measured)
+    _tell(graph, plan, run)
+    return plan
+
+
+def _tell(graph: ModelGraph, plan: Plan, run: _Run) -> None:
     for note in plan.notes:
         run.progress.note(note)
     by_name = {layer.name: layer for layer in graph.layers}
     stored_only = sorted({entry.format for entry in plan.layers if not planning.runs_packed(by_name[entry.name], entry.scheme)})
     if stored_only:
         run.progress.note(f"{', '.join(stored_only)}: stored only on this device, the CPU decompresses it to f32 when it loads the model")
-    return plan
 
 
 def _budgeting(graph: ModelGraph, options: ExportOptions, data: _Data, run: _Run) -> Budgeting:
     """The way to the asked budget, its first plan made."""
+    xml_bytes = partial(_xml_bytes, graph, options)
+    if options.sensitivity is None:
+        with run.stage("plan"):
+            # A size that nothing which is going to be measured fits into is refused before that.
+            Budgeting(graph, options, planning.not_measured(graph.layers, planning.candidates(options)), xml_bytes)
     measured = _measured(graph, options, data, run)
+    assert measured is not None
     with run.stage("plan"):
-        budgeting = Budgeting(graph, options, measured, lambda plan: _xml_bytes(graph, options, plan))
-    for note in budgeting.plan.notes:
-        run.progress.note(note)
+        budgeting = Budgeting(graph, options, measured, xml_bytes)
+        budgeting.begin()
+    _tell(graph, budgeting.plan, run)
     return budgeting
 
 
-def _measured(graph: ModelGraph, options: ExportOptions, data: _Data, run: _Run) -> Measured:
-    assert options.sensitivity is not None
-    where = f"sensitivity file {options.sensitivity}"
-    return Measured.from_json(options.sensitivity.read_bytes().decode("utf8", "replace"), where).check_against(graph.layers, where)
+def _measured(graph: ModelGraph, options: ExportOptions, data: _Data, run: _Run) -> Measured | None:
+    """What the plan must know about layers, from the file or measured now; None if that takes no data."""
+    if options.sensitivity is not None:
+        where = f"sensitivity file {options.sensitivity}"
+        return Measured.from_json(_text(options.sensitivity), where).check_against(graph.layers, where)
+    if not planning.needs_data(options):
+        return None
+    by_loss = planning.ranked_by_loss(options) if options.sensitivity_metric == planning.PREDICTED else ()
+    return _measure(graph, options, run, data.get(), planning.candidates(options) if options.budget else by_loss)
 
 
 def _xml_bytes(graph: ModelGraph, options: ExportOptions, plan: Plan) -> int:
@@ -321,10 +362,33 @@ def _xml_bytes(graph: ModelGraph, options: ExportOptions, plan: Plan) -> int:
         return xml.stat().st_size
 
 
+def _text(path: Path) -> str:
+    return path.read_bytes().decode("utf8", "replace")
+
+
+def _measure(graph: ModelGraph, options: ExportOptions, run: _Run, samples: Samples, schemes: Sequence[Scheme]) -> Measured:
+    """What the samples say of each layer; with no schemes NNCF's metrics alone."""
+    run.use(samples)
+
+    def check(layer: Layer, rows: Any) -> None:
+        if kernels.non_finite(rows)[0]:
+            raise non_finite_error(graph, layer, kernels.non_finite, tile_rows(layer.shape[-1]))
+
+    run.progress.start(sum(layer.size for layer in graph.layers), "weights")
+    try:
+        with run.stage("measure"), TemporaryDirectory(prefix="llmcomp-measure-") as scratch:
+            measured, warnings = measure(graph, samples, schemes, options.probe_tokens, check, Path(scratch), run.progress.advance)
+    finally:
+        kernels.clear_cache()
+    for text in warnings:
+        run.warn(text)
+    return measured
+
+
 def _scores(graph: ModelGraph, options: ExportOptions) -> dict[str, float]:
     """Data-free sensitivity, streamed, of the layers that a ratio is about."""
     ranked = [layer for layer in graph.layers if options.all_layers or not (layer.last or "Gather" in layer.ops)]
-    return {layer.name: sensitivity.weight_quantization_error(_tiles(graph, layer)) for layer in ranked}
+    return {layer.name: sensitivity.weight_quantization_error(sensitivity.int8_error(_tiles(graph, layer))) for layer in ranked}
 
 
 def _tiles(graph: ModelGraph, layer: Layer) -> Iterator[Any]:

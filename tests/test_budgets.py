@@ -135,7 +135,9 @@ def budgeting(source: Path, **options: Any) -> Budgeting:
 
     given = asked(source, **options)
     graph = _graph(_open(given), given, _Run(Progress()))
-    return Budgeting(graph, given, Measured.from_json((source / "measured.json").read_text()), lambda plan: 1000 * len(plan.layers))
+    stage = Budgeting(graph, given, Measured.from_json((source / "measured.json").read_text()), lambda plan: 1000 * len(plan.layers))
+    stage.begin()
+    return stage
 
 
 def test_a_model_that_came_out_larger_makes_room_for_a_smaller_one(source: Path, tmp_path: Path) -> None:

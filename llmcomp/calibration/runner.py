@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from llmcomp.calibration.statistics import SiteStatistics
 from llmcomp.graph.layer import Layer
+from llmcomp.graph.model import ModelGraph
 from llmcomp.graph.sections import HIDDEN, WEIGHT, Section, Sections
 
 PROPERTIES = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
@@ -36,9 +37,12 @@ class Runner(AbstractContextManager["Runner"]):
     by what comes out. The first section, the embedding, is run by `start`.
     """
 
-    def __init__(self, sections: Sections, rows: Sequence[NDArray[np.int64]], scratch: Path) -> None:
-        self.sections, self.scratch = sections, scratch
-        self.batches = list(_batches(rows))
+    def __init__(
+        self, sections: Sections, rows: Sequence[NDArray[np.int64]], scratch: Path, batch_tokens: int = BATCH_TOKENS, copies: int = 1
+    ) -> None:
+        """`copies` of the hidden states will be kept at a time, as far as memory is concerned."""
+        self.sections, self.scratch, self.copies = sections, scratch, copies
+        self.batches = list(_batches(rows, batch_tokens))
         self.hidden: list[NDArray[np.float32]] = []
         self._ambient = ov.Core().compile_model(sections.ambient, "CPU", PROPERTIES)
         self._known: dict[tuple[int, int], dict[str, ov.Tensor]] = {}
@@ -57,17 +61,23 @@ class Runner(AbstractContextManager["Runner"]):
 
     def start(self, weights: Weights) -> None:
         """Run the first section. Of the embedding table `weights` holds the rows of `used_ids`."""
+        self.hidden = self.embedded(weights, len(self.batches))
+
+    def embedded(self, weights: Weights, count: int) -> list[NDArray[np.float32]]:
+        """What the first section makes of the first `count` batches."""
         first, used = self.sections.parts[0], self.used_ids()
         request = ov.Core().compile_model(first.model, "CPU", PROPERTIES).create_infer_request()
         given = _oriented(first.layers, weights)
-        for batch in self.batches:
+        found = []
+        for batch in self.batches[:count]:
             feed: dict[str, Any] = {
                 port.get_any_name(): _model_input(port, batch.shape, np.searchsorted(used, batch))
                 for port in first.model.inputs
                 if not port.get_any_name().startswith(WEIGHT)
             }
             request.infer({**feed, **given}, share_inputs=True)
-            self.hidden.append(self._keep(request.get_output_tensor(0).data, len(self.hidden)))
+            found.append(self.keep(request.get_output_tensor(0).data))
+        return found
 
     def open(self, section: Section) -> OpenSection:
         return OpenSection(self, section)
@@ -83,10 +93,12 @@ class Runner(AbstractContextManager["Runner"]):
             self._known[shape] = {name: request.get_output_tensor(i) for i, name in enumerate(self.sections.ambient_names)}
         return self._known[shape]
 
-    def _keep(self, array: NDArray[np.float32], place: int) -> NDArray[np.float32]:
-        if self.tokens * array.shape[-1] * 4 < MAPPED_FROM:
+    def keep(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
+        """A copy of a batch's hidden states, in memory or in a file."""
+        if self.copies * self.tokens * array.shape[-1] * 4 < MAPPED_FROM:
             return array.copy()
-        kept = np.memmap(self.scratch / f"hidden-{place}.bin", np.float32, "w+", shape=array.shape)
+        kept = np.memmap(self.scratch / f"hidden-{self._files}.bin", np.float32, "w+", shape=array.shape)
+        self._files += 1
         kept[:] = array
         return kept
 
@@ -97,51 +109,69 @@ class OpenSection:
     def __init__(self, runner: Runner, section: Section) -> None:
         self.runner, self.section = runner, section
         self._request = ov.Core().compile_model(section.model, "CPU", PROPERTIES).create_infer_request()
-        self._sites_from = 0 if section.last else 1
+        self._sites_from = 0 if section.last and section.head is None else 1
         self._inputs = {port.get_any_name() for port in section.model.inputs}
 
     def observe(self, weights: Weights, advance: bool = False) -> list[SiteStatistics]:
         """Statistics of each site, with these weights in the section; and `advance` in the same pass."""
         found: list[SiteStatistics] = []
-
-        def look(place: int, outputs: list[NDArray[np.float32]]) -> None:
+        for place, outputs in enumerate(self.outputs(weights, self.runner.hidden)):
             sites = outputs[self._sites_from :]
             if not found:
                 found.extend(SiteStatistics.empty(x.shape[-1]) for x in sites)
+            shape = self.runner.batches[place].shape
             for statistics, x in zip(found, sites, strict=True):
-                statistics.add(x)
+                # An input that some tokens do not reach counts as one row.
+                statistics.add(x.reshape(*shape, -1) if x.size == np.prod(shape) * x.shape[-1] else x)
             if advance and not self.section.last:
                 self.runner.hidden[place][:] = outputs[0]
-
-        self._run(weights, look)
         return found
 
     def advance(self, weights: Weights) -> None:
         """Push the hidden states through the section with these weights."""
+        self.push(weights, self.runner.hidden)
 
-        def keep(place: int, outputs: list[NDArray[np.float32]]) -> None:
-            self.runner.hidden[place][:] = outputs[0]
+    def push(self, weights: Weights, hidden: Sequence[NDArray[np.float32]]) -> None:
+        """Push other hidden states, of the first batches, through the section; each is replaced by what comes out."""
+        for x, outputs in zip(hidden, self.outputs(weights, hidden), strict=True):
+            x[:] = outputs[0]
 
-        self._run(weights, keep)
+    def pushed(self, weights: Weights, hidden: Sequence[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+        """As `push`, into new arrays."""
+        return [self.runner.keep(outputs[0]) for outputs in self.outputs(weights, hidden)]
 
-    def _run(self, weights: Weights, use: Callable[[int, list[NDArray[np.float32]]], None]) -> None:
-        # The last section ends with the inputs of its layers, not with their products.
+    def outputs(self, weights: Weights, hidden: Sequence[NDArray[np.float32]]) -> Iterator[list[NDArray[np.float32]]]:
+        """For each of the first batches, whose hidden states these are, what the section gives; good until the next is asked for."""
+        # The last section may end with the inputs of its layers, not with their products.
         given = {name: w for name, w in _oriented(self.section.layers, weights).items() if name in self._inputs}
-        for place, batch in enumerate(self.runner.batches):
+        for batch, x in zip(self.runner.batches, hidden, strict=False):
             ambient = self.runner.ambient((batch.shape[0], batch.shape[1]))
             feed: dict[str, Any] = {name: ambient[name] for name in self.section.ambient}
-            feed[HIDDEN] = np.ascontiguousarray(self.runner.hidden[place])
+            feed[HIDDEN] = np.ascontiguousarray(x)
             self._request.infer({**feed, **given}, share_inputs=True)
-            use(place, [self._request.get_output_tensor(i).data for i in range(len(self.section.model.outputs))])
+            yield [self._request.get_output_tensor(i).data for i in range(len(self.section.model.outputs))]
 
 
-def _batches(rows: Sequence[NDArray[np.int64]]) -> Iterator[NDArray[np.int64]]:
+def first_weights(
+    graph: ModelGraph, sections: Sections, used: NDArray[np.int64], read: Callable[[Layer], NDArray[np.float32]]
+) -> dict[str, NDArray[np.float32]]:
+    """For `Runner.start`: of the embedding only the rows of tokens that occur."""
+    found = {}
+    for layer in sections.parts[0].layers:
+        if layer is sections.embedding:
+            found[layer.name] = np.concatenate([np.asarray(graph.rows(layer, i, i + 1), np.float32) for i in used.tolist()])
+        else:
+            found[layer.name] = read(layer)
+    return found
+
+
+def _batches(rows: Sequence[NDArray[np.int64]], tokens: int) -> Iterator[NDArray[np.int64]]:
     """Rows of equal length together, [rows, length], longest first; no row is padded."""
     by_length: dict[int, list[NDArray[np.int64]]] = {}
     for row in rows:
         by_length.setdefault(len(row), []).append(row)
     for length in sorted(by_length, reverse=True):
-        step = max(1, BATCH_TOKENS // length)
+        step = max(1, tokens // length)
         same = by_length[length]
         for start in range(0, len(same), step):
             yield np.stack(same[start : start + step])

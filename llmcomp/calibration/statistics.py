@@ -9,8 +9,45 @@ from numpy.typing import NDArray
 
 
 @dataclass
+class Activity:
+    """NNCF's scalars of a site: each row has one, of its own tokens, and all rows count alike."""
+
+    rows: int = 0
+    square: float = 0.0
+    """Sum over rows of the mean of x^2."""
+    mean_variance: float = 0.0
+    """Sum over rows of the mean over channels of the variance over tokens."""
+    max_variance: float = 0.0
+    """The same with the largest over channels."""
+    magnitude: float = 0.0
+    """Sum over rows of the mean over channels of the largest |x| over tokens."""
+
+    def add(self, x: NDArray[np.float32], mean: NDArray[np.float64], max_abs: NDArray[np.float32]) -> None:
+        """Count x [rows, tokens, channels], of which mean and max_abs over tokens [rows, channels] are given."""
+        spread = x - mean[:, None].astype(np.float32)
+        variance = np.einsum("rtc,rtc->rc", spread, spread).astype(np.float64) / x.shape[1]
+        self.rows += len(x)
+        self.square += float((variance + np.square(mean)).mean(-1).sum())
+        self.mean_variance += float(variance.mean(-1).sum())
+        self.max_variance += float(variance.max(-1).sum())
+        self.magnitude += float(max_abs.mean(-1, dtype=np.float64).sum())
+
+    def merge(self, other: Activity) -> None:
+        self.rows += other.rows
+        self.square += other.square
+        self.mean_variance += other.mean_variance
+        self.max_variance += other.max_variance
+        self.magnitude += other.magnitude
+
+    def means(self) -> dict[str, float]:
+        """mean_square, mean_variance, max_variance and magnitude, averaged over rows."""
+        sums = {"mean_square": self.square, "mean_variance": self.mean_variance, "max_variance": self.max_variance}
+        return {name: value / max(self.rows, 1) for name, value in {**sums, "magnitude": self.magnitude}.items()}
+
+
+@dataclass
 class SiteStatistics:
-    """Of the inputs x [tokens, channels] of the layers that share a site. Every token counts once."""
+    """Of the inputs x [tokens, channels] of the layers that share a site. Every token counts once, but for `activity`."""
 
     tokens: int
     total: NDArray[np.float64]
@@ -21,20 +58,27 @@ class SiteStatistics:
     """[channels]."""
     products: NDArray[np.float32]
     """[channels, channels]: sum of x xᵀ."""
+    activity: Activity
 
     @classmethod
     def empty(cls, channels: int) -> SiteStatistics:
-        return cls(0, np.zeros(channels), np.zeros(channels), np.zeros(channels, np.float32), np.zeros((channels, channels), np.float32))
+        zeros = np.zeros((channels, channels), np.float32)
+        return cls(0, np.zeros(channels), np.zeros(channels), np.zeros(channels, np.float32), zeros, Activity())
 
     def add(self, x: NDArray[np.float32]) -> None:
-        """Count x [..., channels]."""
-        x = x.reshape(-1, x.shape[-1])
-        self.tokens += len(x)
-        self.total += x.sum(0, dtype=np.float64)
+        """Count x [..., tokens, channels]; leading axes are rows."""
+        if not x.size:
+            return
+        x = x.reshape(-1, *x.shape[-2:])
         magnitude = np.abs(x)
-        self.total_abs += magnitude.sum(0, dtype=np.float64)
-        np.maximum(self.max_abs, magnitude.max(0, initial=0), out=self.max_abs)
-        self.products += x.T @ x
+        sums, max_abs = x.sum(1, dtype=np.float64), magnitude.max(1)
+        self.activity.add(x, sums / x.shape[1], max_abs)
+        self.total += sums.sum(0)
+        np.maximum(self.max_abs, max_abs.max(0), out=self.max_abs)
+        flat = x.reshape(-1, x.shape[-1])
+        self.tokens += len(flat)
+        self.total_abs += magnitude.reshape(flat.shape).sum(0, dtype=np.float64)
+        self.products += flat.T @ flat
 
     def merge(self, other: SiteStatistics) -> None:
         self.tokens += other.tokens
@@ -42,6 +86,7 @@ class SiteStatistics:
         self.total_abs += other.total_abs
         np.maximum(self.max_abs, other.max_abs, out=self.max_abs)
         self.products += other.products
+        self.activity.merge(other.activity)
 
     @property
     def second_moment(self) -> NDArray[np.float32]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmcomp.errors import OutputError
 from llmcomp.options.table import OPTIONS, Option
 
 if TYPE_CHECKING:
@@ -74,3 +76,13 @@ def options_of(parsed: argparse.Namespace) -> ExportOptions:
     from llmcomp.options.table import BY_FIELD
 
     return build({field: value for field, value in vars(parsed).items() if field in BY_FIELD})
+
+
+def check_file(path: Path, overwrite: bool) -> None:
+    """A file of layers may have been edited by hand: it is not replaced unasked. Told before the graph is traced."""
+    if path.exists() and not (overwrite and path.is_file()):
+        raise OutputError(
+            str(path), "it exists" if path.is_file() else "it is not a file", "Choose another file, or use --overwrite to replace one"
+        )
+    if not path.parent.is_dir():
+        raise OutputError(str(path), "its folder does not exist", "Make the folder first")

@@ -7,8 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-from llmcomp.cli.arguments import add_arguments, options_of
-from llmcomp.errors import OptionError, OutputError
+from llmcomp.cli.arguments import add_arguments, check_file, options_of
+from llmcomp.errors import OptionError
 from llmcomp.options.table import PLAN
 
 
@@ -24,7 +24,7 @@ def run(parsed: argparse.Namespace) -> int:
     options = options_of(parsed)
     for file in (parsed.output_file, parsed.table):
         if file:
-            _check_output(Path(file), options.overwrite)
+            check_file(Path(file), options.overwrite)
     if parsed.table and options.budget is None:
         raise OptionError("--table", "only a budget has one", "Add --target-size, --target-bpw or --max-loss")
     from llmcomp.cli.progress import make_progress
@@ -46,13 +46,3 @@ def run(parsed: argparse.Namespace) -> int:
     else:
         sys.stdout.write(text)
     return 0
-
-
-def _check_output(path: Path, overwrite: bool) -> None:
-    """A plan may have been edited by hand: it is not replaced unasked. Told before the graph is traced."""
-    if path.exists() and not (overwrite and path.is_file()):
-        raise OutputError(
-            str(path), "it exists" if path.is_file() else "it is not a file", "Choose another file, or use --overwrite to replace one"
-        )
-    if not path.parent.is_dir():
-        raise OutputError(str(path), "its folder does not exist", "Make the folder first")

@@ -19,6 +19,8 @@ from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph
 
 HIDDEN, AMBIENT, WEIGHT = "llmcomp.hidden", "llmcomp.ambient.", "llmcomp.layer."
+BY_ELEMENT = {"Result", "Convert", "Multiply", "Divide", "Add", "Subtract", "Tanh"}
+"""What may follow on the last MatMul while its rows are taken in parts: logits scaled, or capped."""
 
 
 class UndividedError(Exception):
@@ -30,8 +32,8 @@ class Section:
     """A part of the model, ready to compile.
 
     Its inputs are `llmcomp.hidden` (but for the first), `llmcomp.ambient.N` and one f32 `llmcomp.layer.NAME` for each layer, in the
-    orientation in which the graph holds it (`Layer.transposed`). Its outputs are the outgoing hidden state, unless it is the last, and then
-    the sites.
+    orientation in which the graph holds it (`Layer.transposed`). Its outputs are the outgoing hidden state, or from the last the logits if
+    they are wanted, and then the sites.
     """
 
     name: str
@@ -43,6 +45,10 @@ class Section:
     """For each site the names of the layers that read it."""
     last: bool
     """It ends with the model: no hidden state comes out."""
+    head: Layer | None = None
+    """The layer whose products, the logits, are its first output, where they were asked for."""
+    any_rows: bool = False
+    """Any rows of `head` may be given, for logits of these tokens alone."""
 
 
 @dataclass(frozen=True)
@@ -59,28 +65,29 @@ class Sections:
     """Why all of the model is one section, None if each block is one."""
 
 
-def divide(graph: ModelGraph, sites_wanted: Callable[[Layer], bool]) -> Sections:
+def divide(graph: ModelGraph, sites_wanted: Callable[[Layer], bool], logits: bool = False) -> Sections:
     """The sections of a graph: what lies before the first block, each block, and what lies behind the last.
 
-    Sites are given out for the layers that `sites_wanted` names. What follows the last block is left out if it holds no such layer. Where
-    blocks cannot be told apart everything behind the embedding is one section.
+    Sites are given out for the layers that `sites_wanted` names. What follows the last block is left out if it holds no such layer, unless
+    `logits` are wanted; then a table tied to the last layer is in the first section and in the last. Where blocks cannot be told apart
+    everything behind the embedding is one section.
 
     Raises:
         UndividedError: not even that can be cut out, or a state does not start empty.
     """
-    return Divider(graph, sites_wanted).divide()
+    return Divider(graph, sites_wanted, logits).divide()
 
 
 class Divider:
-    def __init__(self, graph: ModelGraph, sites_wanted: Callable[[Layer], bool]) -> None:
-        self.graph, self.sites_wanted = graph, sites_wanted
+    def __init__(self, graph: ModelGraph, sites_wanted: Callable[[Layer], bool], logits: bool = False) -> None:
+        self.graph, self.sites_wanted, self.logits = graph, sites_wanted, logits
         self.model = ov.Core().read_model(graph.skeleton.xml)
         self.order = {node.get_name(): i for i, node in enumerate(self.model.get_ordered_ops())}
         self.readers = {layer.name: self._readers(layer) for layer in graph.layers}
         self.ambient: dict[tuple[int, int], str] = {}
         """(place of an operation in the model's order, output) -> name of the ambient value."""
-        self.placed: dict[str, Any] = {}
-        """Layer name -> the f32 Parameter that stands for it."""
+        self.placed: dict[tuple[str, str], Any] = {}
+        """(name of a section, of a layer) -> the f32 Parameter that stands for it there."""
 
     def divide(self) -> Sections:
         _forget_state(self.model)
@@ -95,9 +102,9 @@ class Divider:
         # A stack of experts stays a constant: the CPU plugin multiplies by chosen experts with constants only.
         groups = [("embedding", tables), *((name, [x for x in layers if len(x.shape) == 2]) for name, layers in groups)]
         embedding = self._embedding(tables)
-        for _, layers in groups:
+        for name, layers in groups:
             for layer in layers:
-                self._place(layer, layer is embedding)
+                self._place(name, layer, layer is embedding and name == "embedding")
         first_cut = self.order[cuts[0].get_name()]
         starts, ends = [None, *(_part(cut) for cut in cuts)], [*cuts, None]
         parts = tuple(self._section(name, layers, starts[i], ends[i] if i < len(cuts) else None) for i, (name, layers) in enumerate(groups))
@@ -111,8 +118,8 @@ class Divider:
         groups = [(f"block {b}", [x for x in self.graph.layers if x.block == b]) for b in blocks]
         cuts = self._cuts([layers for _, layers in groups])
         after = [x for x in self.graph.layers if x.block is None and x not in tables]
-        if any(self.sites_wanted(x) for x in after):
-            groups.append(("head", after))
+        if self.logits or any(self.sites_wanted(x) for x in after):
+            groups.append(("head", [*after, *self._tied(tables)]))
         return groups, cuts
 
     def _whole(self, tables: Sequence[Layer]) -> tuple[list[tuple[str, list[Layer]]], list[Any]]:
@@ -122,7 +129,11 @@ class Divider:
         before = [c for c in self.cutter.cuts if self._place_of(c) < min(positions, default=-1)]
         if not before:
             raise UndividedError("no single hidden value lies between the embedding and the first layer")
-        return [("the whole model", rest)], [before[-1]]
+        return [("the whole model", [*rest, *self._tied(tables)])], [before[-1]]
+
+    def _tied(self, tables: Sequence[Layer]) -> list[Layer]:
+        """The tables that are the last layer, too, if logits are wanted."""
+        return [x for x in tables if self.logits and x.last]
 
     def _ambient_model(self, first_cut: int) -> ov.Model:
         """Gives the ambient values. What they ask hidden states for their shape is computed, from the first cut on."""
@@ -166,32 +177,41 @@ class Divider:
                     return layer
         return None
 
-    def _place(self, layer: Layer, any_rows: bool) -> None:
+    def _place(self, section: str, layer: Layer, any_rows: bool) -> None:
         source, *targets = self.readers[layer.name]
         shape = source.get_output_partial_shape(0)
+        if len(layer.ops) > 1:
+            # A table tied to the last layer is two weights here; that of the MatMul keeps its placeholder if no logits are wanted.
+            kind = "Gather" if section == "embedding" else "MatMul"
+            targets = [t for t in targets if t.get_node().get_type_name() == kind]
         if any_rows:
-            # Its MatMul, if it is tied to the last layer, keeps the placeholder: only rows of used tokens are given here.
             shape[0] = ov.Dimension()
-            targets = [t for t in targets if t.get_node().get_type_name() == "Gather"]
+        elif self._is_head(section, layer) and _stands_alone(targets):
+            shape[1 if layer.transposed else 0] = ov.Dimension()
         parameter = ops.parameter(shape, ov.Type.f32, name=WEIGHT + layer.name)
         parameter.output(0).set_names({WEIGHT + layer.name})
         for target in targets:
             target.replace_source_output(parameter.output(0))
-        self.placed[layer.name] = parameter
+        self.placed[section, layer.name] = parameter
+
+    def _is_head(self, section: str, layer: Layer) -> bool:
+        return self.logits and layer.last and section != "embedding"
 
     def _section(self, name: str, layers: list[Layer], start: Any | None, end: Any | None) -> Section:
         sites: dict[tuple[str, int], tuple[Any, list[str]]] = {}
         for layer in layers:
-            for target in self.placed[layer.name].output(0).get_target_inputs():
+            for target in self.placed[name, layer.name].output(0).get_target_inputs():
                 node = target.get_node()
                 if node.get_type_name() == "MatMul" and self.sites_wanted(layer):
                     source = node.input_value(0)
                     sites.setdefault((source.get_node().get_name(), source.get_index()), (source, []))[1].append(layer.name)
-        outputs = [*([end.output(0)] if end is not None else []), *(source for source, _ in sites.values())]
-        seeds = [start] if start is not None else [self.placed[x.name] for x in layers]
+        ends_with = end.output(0) if end is not None else self.model.get_results()[0].input_value(0) if self.logits else None
+        outputs = [*([ends_with] if ends_with is not None else []), *(source for source, _ in sites.values())]
+        seeds = [start] if start is not None else [self.placed[name, x.name] for x in layers]
         inside = self._inside(seeds, [o.get_node() for o in outputs])
         ambient = self._cut_ambient(inside) if start is not None else ()
         results = [ops.result(o) for o in outputs]
+        head = next((x for x in layers if end is None and self._is_head(name, x)), None)
         return Section(
             name,
             tuple(layers),
@@ -199,6 +219,8 @@ class Divider:
             ambient,
             tuple(tuple(readers) for _, readers in sites.values()),
             end is None,
+            head,
+            head is not None and self.placed[name, head.name].get_partial_shape().is_dynamic,
         )
 
     def _inside(self, seeds: Iterable[Any], ends: Iterable[Any]) -> dict[str, Any]:
@@ -296,6 +318,19 @@ def _sources(node: Any, stop: dict[str, Any] | None = None) -> list[Any]:
 
 def _computing_targets(node: Any) -> list[Any]:
     return [t.get_node() for o in node.outputs() for t in o.get_target_inputs() if t.get_node().get_type_name() != "ShapeOf"]
+
+
+def _stands_alone(targets: Sequence[Any]) -> bool:
+    """Whether nothing behind these MatMuls needs to know how many products there are: each is only changed by itself."""
+    behind = {n.get_name(): n for t in targets for n in _walk(t.get_node(), _computing_targets)}
+    matrices = {t.get_node().get_name() for t in targets}
+    for name, node in behind.items():
+        if name not in matrices and node.get_type_name() not in BY_ELEMENT:
+            return False
+        others = [v for v in node.input_values() if name not in matrices and v.get_node().get_name() not in behind]
+        if any(v.get_partial_shape().is_dynamic or max(v.get_shape(), default=1) > 1 for v in others):
+            return False
+    return True
 
 
 def _walk(node: Any, neighbours: Callable[[Any], list[Any]]) -> list[Any]:

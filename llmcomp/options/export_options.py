@@ -26,6 +26,7 @@ from llmcomp.options.table import BY_FIELD, OPTIONS
 
 BudgetKind = Literal["target_size", "target_bpw", "max_loss"]
 BUDGETS: tuple[BudgetKind, ...] = get_args(BudgetKind)
+Candidates = Annotated[tuple[str, ...], BeforeValidator(lambda value: _listed(value))]
 Scope = Annotated[InstanceOf[IgnoredScope], BeforeValidator(IgnoredScope.parse)]
 
 
@@ -67,7 +68,14 @@ class ExportOptions(BaseModel):
     awq: bool = False
     scale_estimation: bool = False
     gptq: bool = False
-    sensitivity_metric: Literal["weight_quantization_error"] = "weight_quantization_error"
+    sensitivity_metric: Literal[
+        "weight_quantization_error",
+        "hessian_input_activation",
+        "mean_activation_variance",
+        "max_activation_variance",
+        "mean_activation_magnitude",
+        "predicted_loss",
+    ] = "weight_quantization_error"
     sensitivity: Path | None = None
     # Not of the compression: statistics of the data are of use beside a plan, too.
     dataset: str | tuple[str, ...] | None = None
@@ -75,6 +83,8 @@ class ExportOptions(BaseModel):
     dataset_config: str | None = None
     num_samples: int = Field(default=128, ge=1)
     sequence_length: int = Field(default=256, ge=1)
+    candidates: Candidates = ()
+    probe_tokens: int = Field(default=512, ge=1)
     seed: int = Field(default=0, ge=0)
 
     overwrite: bool = False
@@ -117,8 +127,10 @@ class ExportOptions(BaseModel):
             if self.recipe is not None or self.quality is not None or idle:
                 names = ", ".join(option.flags[0] for option in idle) or ("--quality" if self.recipe is None else "--recipe")
                 raise OptionError(names, "a plan file already says what becomes of every layer", "Edit the plan file, or leave --plan out")
-            if not self.plan.is_file():
-                raise OptionError(f"--plan {self.plan}", "there is no such file", "Write one with `llmcomp plan MODEL -o FILE`")
+        for flag, path in (("plan", self.plan), ("sensitivity", self.sensitivity)):
+            if path is not None and not path.is_file():
+                what = "measure MODEL -o FILE --dataset DATA" if flag == "sensitivity" else "plan MODEL -o FILE"
+                raise OptionError(f"--{flag} {path}", "there is no such file", f"Write one with `llmcomp {what}`")
         return self
 
     def _check_dataset(self) -> None:
@@ -160,6 +172,14 @@ def _as_option_error(error: ValidationError) -> OptionError:
     if first["type"] == "missing":
         return OptionError(f"option '{name}'", "it is missing", "Give it")
     return OptionError(f"{name} {first['input']!r}", _lower(first["msg"]), f"See the help of {_flag(name)}")
+
+
+def _listed(value: Any) -> Any:
+    """Words between commas, in one text or several."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        return value
+    return tuple(word.strip() for text in texts for word in text.split(",") if word.strip())
 
 
 def _flag(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The option table: every option once. `llmcomp export`, `llmcomp plan`, `optimum-cli export llmcomp` and recipes all read it.
+"""The option table: every option once. `llmcomp export`, `plan` and `measure`, `optimum-cli export llmcomp` and recipes all read it.
 
 Standard library only, and light: optimum-cli imports it at every start. Values are checked later, by ExportOptions; the
 spelling of weight formats by `planning.check_options`, so that a new number format needs no line here.
@@ -11,7 +11,8 @@ from typing import Literal
 
 Kind = Literal["text", "path", "number", "integer", "switch", "list"]
 
-EXPORT, PLAN = "export", "plan"
+EXPORT, PLAN, MEASURE = "export", "plan", "measure"
+ALL = (EXPORT, PLAN, MEASURE)
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ OPTIONS: tuple[Option, ...] = (
         "Hub id, folder with safetensors, or .gguf file.",
         metavar="MODEL",
         in_recipe=False,
+        commands=ALL,
     ),
     Option(
         "output",
@@ -61,9 +63,20 @@ OPTIONS: tuple[Option, ...] = (
         SOURCE,
         "Task to export for, as optimum-cli names it; auto reads it from the model's config.",
         default="auto",
+        commands=ALL,
     ),
-    Option("revision", ("--revision",), SOURCE, "Branch, tag or commit of a hub model.", default_text="the hub's main branch"),
-    Option("token", ("--token",), SOURCE, "Hub access token.", default_text="the one that the hub client has stored", in_recipe=False),
+    Option(
+        "revision", ("--revision",), SOURCE, "Branch, tag or commit of a hub model.", default_text="the hub's main branch", commands=ALL
+    ),
+    Option(
+        "token",
+        ("--token",),
+        SOURCE,
+        "Hub access token.",
+        default_text="the one that the hub client has stored",
+        in_recipe=False,
+        commands=ALL,
+    ),
     Option(
         "cache_dir",
         ("--cache_dir", "--cache-dir"),
@@ -73,6 +86,7 @@ OPTIONS: tuple[Option, ...] = (
         metavar="DIR",
         default_text="the hub client's cache",
         in_recipe=False,
+        commands=ALL,
     ),
     Option(
         "trust_remote_code",
@@ -82,6 +96,7 @@ OPTIONS: tuple[Option, ...] = (
         kind="switch",
         default=False,
         in_recipe=False,
+        commands=ALL,
     ),
     Option(
         "recipe",
@@ -90,6 +105,7 @@ OPTIONS: tuple[Option, ...] = (
         "YAML file of options, or the name of a shipped recipe. The command line overrides it; its lists are extended.",
         metavar="FILE",
         in_recipe=False,
+        commands=ALL,
     ),
     Option(
         "quality",
@@ -118,6 +134,7 @@ OPTIONS: tuple[Option, ...] = (
         default="int4",
         compression=True,
         metavar="FORMAT",
+        commands=ALL,
     ),
     Option(
         "sym",
@@ -127,6 +144,7 @@ OPTIONS: tuple[Option, ...] = (
         kind="switch",
         default=False,
         compression=True,
+        commands=ALL,
     ),
     Option(
         "ratio",
@@ -173,6 +191,7 @@ OPTIONS: tuple[Option, ...] = (
         kind="integer",
         default_text="64; 8-bit formats -1",
         compression=True,
+        commands=ALL,
     ),
     Option(
         "group_size_fallback",
@@ -275,20 +294,29 @@ OPTIONS: tuple[Option, ...] = (
         "sensitivity_metric",
         ("--sensitivity-metric",),
         COMPRESSION,
-        "What a ratio below 1 ranks layers by.",
+        "What a ratio below 1 ranks layers by: one of NNCF's metrics, of which all but the first look at --dataset, or at what --sensitivity "
+        "found there; or the loss in nats per token that is predicted from it.",
         default="weight_quantization_error",
-        choices=("weight_quantization_error",),
+        choices=(
+            "weight_quantization_error",
+            "hessian_input_activation",
+            "mean_activation_variance",
+            "max_activation_variance",
+            "mean_activation_magnitude",
+            "predicted_loss",
+        ),
         compression=True,
     ),
     Option(
         "sensitivity",
         ("--sensitivity",),
         COMPRESSION,
-        "What `llmcomp measure` wrote: scores for --sensitivity-metric, losses of candidates for a budget.",
+        "What `llmcomp measure` wrote: each layer's scores for --sensitivity-metric, and the losses of candidates for a budget.",
         kind="path",
         metavar="FILE",
-        default_text="measured anew",
+        default_text="measured anew where it is needed",
         compression=True,
+        in_recipe=False,
     ),
     Option(
         "dataset",
@@ -298,6 +326,7 @@ OPTIONS: tuple[Option, ...] = (
         "has them; another dataset of the hub, ID[:SPLIT]; auto: text that the model itself writes.",
         metavar="DATA",
         default_text="none",
+        commands=ALL,
     ),
     Option(
         "dataset_column",
@@ -306,6 +335,7 @@ OPTIONS: tuple[Option, ...] = (
         "Column of .jsonl, .parquet or a hub dataset that holds texts, or chats as lists of messages with role and content.",
         metavar="NAME",
         default_text="text, else messages",
+        commands=ALL,
     ),
     Option(
         "dataset_config",
@@ -314,6 +344,7 @@ OPTIONS: tuple[Option, ...] = (
         "Configuration of a hub dataset.",
         metavar="NAME",
         default_text="the dataset's own default",
+        commands=ALL,
     ),
     Option(
         "num_samples",
@@ -322,6 +353,7 @@ OPTIONS: tuple[Option, ...] = (
         "Rows of calibration data: the first windows of the texts, the first chats.",
         kind="integer",
         default=128,
+        commands=ALL,
     ),
     Option(
         "sequence_length",
@@ -332,8 +364,30 @@ OPTIONS: tuple[Option, ...] = (
         kind="integer",
         default=256,
         default_text="256, or all positions of a model that has fewer",
+        commands=ALL,
     ),
-    Option("seed", ("--seed",), COMPRESSION, "Seed of everything random.", kind="integer", default=0),
+    Option(
+        "candidates",
+        ("--candidates",),
+        CALIBRATION,
+        "FORMAT:GROUP,... to tell each layer's loss for; the first is tried for real, the others follow from it. Repeatable.",
+        kind="list",
+        default_text="the weight format, and 4 bits in groups of 32 to 128 and 8 bits",
+        metavar="LIST",
+        commands=(MEASURE,),
+        in_recipe=False,
+    ),
+    Option(
+        "probe_tokens",
+        ("--probe-tokens",),
+        CALIBRATION,
+        "Tokens of --dataset on which the loss of rounded layers is measured; time grows with it. Statistics are of all rows.",
+        kind="integer",
+        default=512,
+        commands=(MEASURE,),
+        in_recipe=False,
+    ),
+    Option("seed", ("--seed",), COMPRESSION, "Seed of everything random.", kind="integer", default=0, commands=ALL),
     Option(
         "overwrite",
         ("--overwrite",),
@@ -342,6 +396,7 @@ OPTIONS: tuple[Option, ...] = (
         kind="switch",
         default=False,
         in_recipe=False,
+        commands=ALL,
     ),
     Option(
         "no_tokenizer",

@@ -7,31 +7,41 @@ read first: assign.py
 """
 
 from llmcomp.planning.assign import make_plan
-from llmcomp.planning.check import COMPRESSION_FIELDS, check_options, is_low, needs_scores
+from llmcomp.planning.candidates import candidates, fitting, not_measured, ranked_by_loss
+from llmcomp.planning.check import COMPRESSION_FIELDS, DATA_FREE, PREDICTED, check_options, is_low, needs_data, needs_scores
 from llmcomp.planning.devices import runs_packed
-from llmcomp.planning.measured import Measured
+from llmcomp.planning.measured import Measured, MeasuredLayer, candidate
 from llmcomp.planning.plan import Budget, LayerPlan, Plan, Point, Summary
 from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, SEARCH, Scheme, float_type, layer_bytes, layer_chain, layer_parts
 
 __all__ = [
     "COMPRESSION_FIELDS",
+    "DATA_FREE",
     "FLOATS",
+    "PREDICTED",
     "SCALE_ESTIMATION",
     "SEARCH",
     "Budget",
     "LayerPlan",
     "Measured",
+    "MeasuredLayer",
     "Plan",
     "Point",
     "Scheme",
     "Summary",
+    "candidate",
+    "candidates",
     "check_options",
+    "fitting",
     "float_type",
     "is_low",
     "layer_bytes",
     "layer_chain",
     "layer_parts",
     "make_plan",
+    "needs_data",
     "needs_scores",
+    "not_measured",
+    "ranked_by_loss",
     "runs_packed",
 ]

@@ -17,9 +17,10 @@ from llmcomp import formats
 from llmcomp.errors import GroupSizeError, OptionError
 from llmcomp.graph.layer import Layer
 from llmcomp.options import ExportOptions, Override, Rule
-from llmcomp.planning.check import check_options, is_low, known_rules, resolve
+from llmcomp.planning.check import DATA_FREE, PREDICTED, check_options, group_of, is_low, known_rules, resolve
 from llmcomp.planning.devices import ragged
 from llmcomp.planning.matching import ignored_layers, overridden_layers
+from llmcomp.planning.measured import Measured
 from llmcomp.planning.plan import LayerPlan, Plan, summarize
 from llmcomp.planning.roles import is_router
 from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, Scheme, layer_bytes
@@ -39,11 +40,14 @@ class Asked:
     in_ratio: bool = False
 
 
-def make_plan(layers: Sequence[Layer], options: ExportOptions, scores: Mapping[str, float] | None = None) -> Plan:
-    """The plan for these layers. `scores` (layer name -> sensitivity, high keeps precision) are needed if `needs_scores(options)`.
+def make_plan(
+    layers: Sequence[Layer], options: ExportOptions, scores: Mapping[str, float] | None = None, measured: Measured | None = None
+) -> Plan:
+    """The plan for these layers. If `needs_scores(options)` it takes `scores` (layer name -> sensitivity, high keeps precision), or losses from
+    `measured` if these are to rank.
 
     Raises:
-        OptionError: as `check_options`, or a layer's score is missing.
+        OptionError: as `check_options`, or a layer's score or loss is missing.
         RuleError: a rule matches nothing, or everything.
         GroupSizeError: with fallback `error`, all layers that the group does not divide.
     """
@@ -56,7 +60,8 @@ def make_plan(layers: Sequence[Layer], options: ExportOptions, scores: Mapping[s
         planner.refuse_misfits(layers)
     notes = planner.notes(layers, given)
     if planner.mixes:
-        for i in _beyond_ratio(layers, given, planner.main, options.ratio, scores or {}):
+        by_loss = measured if options.sensitivity_metric == PREDICTED else None
+        for i in _beyond_ratio(layers, given, planner, scores or {}, by_loss):
             given[i] = replace(planner.backup(f"beyond the ratio {options.ratio:g}"), in_ratio=True)
     entries = tuple(planner.entry(layer, one) for layer, one in zip(layers, given, strict=True))
     return Plan(
@@ -84,7 +89,9 @@ class Planner:
         """What rules and options say, before the group is held against the layer's channel size."""
         if override is not None:
             name = resolve(override.format, self.options.sym)
-            return Asked(name, self._group(name) if override.group_size is None else override.group_size, f"override {override.text}")
+            return Asked(
+                name, group_of(self.options, name) if override.group_size is None else override.group_size, f"override {override.text}"
+            )
         if ignored is not None:
             return Asked("keep", reason=f"ignored by {ignored.text}")
         if is_low(self.main):
@@ -94,7 +101,7 @@ class Planner:
                 return self.backup("last layer")
             if is_router(layer):
                 return self.backup("router")
-        return Asked(self.main, self._group(self.main), in_ratio=True)
+        return Asked(self.main, group_of(self.options, self.main), in_ratio=True)
 
     def fit(self, layer: Layer, asked: Asked) -> Asked:
         """The asked scheme, made to fit the layer's readers and channel size."""
@@ -188,14 +195,6 @@ class Planner:
             total += layer.size
         return round(bits / total, 4) if total else 0.0
 
-    def _group(self, name: str) -> int:
-        if name in FLOATS:
-            return -1
-        fmt = formats.get(name)
-        if fmt.fixed_group or fmt.group_size == -1 or self.options.group_size is None:
-            return fmt.group_size
-        return self.options.group_size
-
 
 def _bits(layer: Layer, asked: Asked) -> float:
     """Bits per weight, whether or not the group divides the layer."""
@@ -206,19 +205,35 @@ def _bits(layer: Layer, asked: Asked) -> float:
     return sum(part.nbytes for part in formats.get(asked.format).parts((8, width), -1)) / width
 
 
-def _beyond_ratio(layers: Sequence[Layer], given: Sequence[Asked], main: str, ratio: float, scores: Mapping[str, float]) -> list[int]:
+def _beyond_ratio(
+    layers: Sequence[Layer], given: Sequence[Asked], planner: Planner, scores: Mapping[str, float], measured: Measured | None
+) -> list[int]:
     """Places of the layers that fit the main format and get the backup, so that the rest is the asked share of all that the ratio counts."""
-    able = [i for i, one in enumerate(given) if one.in_ratio and one.format == main]
+    ratio = planner.options.ratio
+    able = [i for i, one in enumerate(given) if one.in_ratio and one.format == planner.main]
     if ratio == 0 or not able:
         return able
-    missing = [layers[i].name for i in able if layers[i].name not in scores]
-    if missing:
-        raise OptionError(
-            f"ratio {ratio:g}", f"{len(missing)} layers have no sensitivity score, {missing[0]} for one", "Compute them first"
-        )
+    if measured is None:
+        costs = _costs([layers[i] for i in able], scores, planner.options)
+    else:
+        backup = planner.backup("")
+        costs = [measured.loss(layers[i].name, given[i].format, given[i].group_size) for i in able]
+        if backup.format not in FLOATS:
+            costs = [cost - measured.loss(layers[i].name, backup.format, backup.group_size) for cost, i in zip(costs, able, strict=True)]
     counted = sum(layer.size for layer, one in zip(layers, given, strict=True) if one.in_ratio)
     sizes = [layers[i].size for i in able]
-    # A score is of one weight's error: a layer of twice the weights suffers twice.
-    costs = [scores[layers[i].name] * layers[i].size for i in able]
     chosen = set(nearest_subset(sizes, costs, ratio * counted / sum(sizes)))
     return [place for k, place in enumerate(able) if k not in chosen]
+
+
+def _costs(layers: Sequence[Layer], scores: Mapping[str, float], options: ExportOptions) -> list[float]:
+    """A score is of one weight's error: a layer of twice the weights suffers twice."""
+    missing = [layer.name for layer in layers if layer.name not in scores]
+    if missing:
+        count = f"{len(missing)} {'layer has' if len(missing) == 1 else 'layers have'}"
+        raise OptionError(
+            f"ratio {options.ratio:g}",
+            f"{count} no sensitivity score, {missing[0]} for one ({options.sensitivity_metric})",
+            f"Write it into the file, or use --sensitivity-metric {DATA_FREE} without a file",
+        )
+    return [scores[layer.name] * layer.size for layer in layers]

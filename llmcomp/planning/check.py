@@ -10,6 +10,8 @@ from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, SEARCH
 
 SHORT = {"int8": ("int8_asym", "int8_sym"), "int4": ("int4_asym", "int4_sym")}
 """optimum-cli's names -> (without --sym, with --sym)."""
+DATA_FREE, PREDICTED = "weight_quantization_error", "predicted_loss"
+"""Sensitivity metrics: the one that needs no data, and the one that is no score but a loss under a scheme."""
 COMPRESSION_FIELDS = {
     "weight_format",
     "sym",
@@ -50,6 +52,16 @@ def is_low(name: str) -> bool:
     return name not in FLOATS and formats.get(name).bits < 8
 
 
+def group_of(options: ExportOptions, name: str) -> int:
+    """The group size that a format gets under these options."""
+    if name in FLOATS:
+        return -1
+    fmt = formats.get(name)
+    if fmt.fixed_group or fmt.group_size == -1 or options.group_size is None:
+        return fmt.group_size
+    return options.group_size
+
+
 def check_options(options: ExportOptions) -> None:
     """What can be refused without a model.
 
@@ -68,9 +80,23 @@ def check_options(options: ExportOptions) -> None:
     asked = [
         flag for flag, on in (("--awq", options.awq), ("--scale-estimation", options.scale_estimation), ("--gptq", options.gptq)) if on
     ]
-    if options.dataset is not None and not asked and options.plan is None:
+    if needs_data(options) and options.dataset is None and options.budget is None:
         raise OptionError(
-            "--dataset", "nothing that was asked for looks at data", "Add --awq, --scale-estimation or --gptq, or leave it out"
+            f"--sensitivity-metric {options.sensitivity_metric}",
+            "it looks at data",
+            "Name some with --dataset, or --sensitivity FILE, which `llmcomp measure` writes",
+        )
+    if options.sensitivity is not None and not needs_scores(options) and options.budget is None:
+        raise OptionError(
+            "--sensitivity",
+            f"with ratio {options.ratio:g} and {main} no layers are ranked",
+            "Give a --ratio between 0 and 1 or a budget, or leave it out",
+        )
+    if options.dataset is not None and not asked and options.plan is None and not needs_data(options):
+        raise OptionError(
+            "--dataset",
+            "nothing that was asked for looks at data",
+            "Add --awq, --scale-estimation, --gptq or a --sensitivity-metric that does, or leave it out",
         )
     if asked and not is_low(main):
         raise OptionError(" ".join(asked), f"{main} loses too little for calibration to help", "Use a format of fewer than 8 bits")
@@ -119,5 +145,12 @@ def known_rules(name: str) -> tuple[str, ...]:
 
 
 def needs_scores(options: ExportOptions) -> bool:
-    """Whether a plan must read weights: only a ratio strictly between 0 and 1 ranks layers."""
-    return is_low(resolve(options.weight_format, options.sym)) and 0 < options.ratio < 1
+    """Whether a plan must know what layers suffer: only a ratio strictly between 0 and 1 ranks them."""
+    return is_low(resolve(options.weight_format, options.sym)) and 0 < options.ratio < 1 and options.plan is None
+
+
+def needs_data(options: ExportOptions) -> bool:
+    """Whether a plan must see data first."""
+    if options.sensitivity is not None or options.plan is not None:
+        return False
+    return options.budget is not None or (needs_scores(options) and options.sensitivity_metric != DATA_FREE)

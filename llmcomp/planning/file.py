@@ -56,7 +56,7 @@ def from_json(kind: type[File], version: int, text: str, where: str, command: st
     name, count = Counter(entry.name for entry in model.layers).most_common(1)[0] if model.layers else ("", 0)
     if count > 1:
         raise OptionError(f"{where}, layer {name}", f"it stands there {count} times", "Leave one of the lines")
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def check_known(entries: Iterable[Entry], layers: Sequence[Layer], where: str, what: str) -> None:

@@ -71,6 +71,22 @@ class Measured(BaseModel):
         by_name = {entry.name: entry for entry in self.layers}
         return self.model_copy(update={"layers": tuple(by_name[layer.name] for layer in layers if layer.name in by_name)})
 
+    def loss(self, layer: str, name: str, group_size: int) -> float:
+        """Nats of one layer under a scheme.
+
+        Raises:
+            OptionError: it was not measured.
+        """
+        wanted = candidate(name, group_size)
+        for entry in self.layers:
+            if entry.name == layer and wanted in entry.nats:
+                return entry.nats[wanted]
+        raise OptionError(
+            f"layer {layer}",
+            f"its loss as {wanted} is not among what was measured",
+            f"Measure with {wanted} among the --candidates, or rank by another --sensitivity-metric",
+        )
+
     def scores(self, metric: str) -> dict[str, float]:
         """Layer name -> score, of the layers that have this one."""
         return {entry.name: entry.metrics[metric] for entry in self.layers if metric in entry.metrics}
