@@ -22,7 +22,7 @@ def parsed(*arguments: str) -> ExportOptions:
 def test_every_option_reaches_its_field() -> None:
     samples = {"switch": "", "number": "0.5", "integer": "32", "text": "x", "path": "x", "list": "x=int4"}
     for option in OPTIONS:
-        if not option.flags or option.field in ("plan", "recipe", "quality"):
+        if not option.flags or option.field in ("plan", "recipe", "quality", "sensitivity"):
             continue
         for flag in option.flags:
             sample = "1GB" if option.field == "target_size" else samples[option.kind]
