@@ -116,12 +116,14 @@ def measure(
             name=layer.name,
             tensor=layer.tensor,
             shape=layer.shape,
-            metrics=work.metrics.get(layer.name, {}),
-            nats={planning.candidate(x.format, x.group_size): loss for x, loss in nats.get(layer.name, {}).items()},
+            metrics={name: _short(score) for name, score in work.metrics[layer.name].items()},
+            nats={planning.candidate(x.format, x.group_size): _short(loss) for x, loss in nats.get(layer.name, {}).items()},
         )
         for layer in graph.layers
     )
-    return Measured(data=str(samples), tokens=work.tokens if schemes else samples.tokens, interaction=interaction, layers=lines), told
+    return Measured(
+        data=str(samples), tokens=work.tokens if schemes else samples.tokens, interaction=_short(interaction), layers=lines
+    ), told
 
 
 class _Work:
@@ -315,6 +317,11 @@ def _sampled(layer: Layer, w: NDArray[np.float32] | None, graph: ModelGraph) -> 
 def _flat(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     """[tokens, part]."""
     return logits.reshape(-1, logits.shape[-1])
+
+
+def _short(number: float) -> float:
+    """To digits that mean something, for readers."""
+    return float(f"{number:.5g}")
 
 
 def _squares(x: NDArray[np.float32]) -> float:
