@@ -80,6 +80,10 @@ def check_options(options: ExportOptions) -> None:
     asked = [
         flag for flag, on in (("--awq", options.awq), ("--scale-estimation", options.scale_estimation), ("--gptq", options.gptq)) if on
     ]
+    if options.budget is not None and main in FLOATS:
+        raise OptionError(
+            f"--{options.budget.replace('_', '-')}", f"{main} is no format that anything is to be saved with", "Name a format of few bits"
+        )
     if needs_data(options) and options.dataset is None and options.budget is None:
         raise OptionError(
             f"--sensitivity-metric {options.sensitivity_metric}",
