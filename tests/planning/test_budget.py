@@ -9,7 +9,7 @@ import pytest
 from llmcomp.graph.layer import Layer
 from llmcomp.options import ExportOptions
 from llmcomp.planning import Measured, Plan
-from llmcomp.planning.budget import ladder
+from llmcomp.planning.budget import CALIBRATED, EQUALIZED, PLAIN, SECOND_ORDER, ladder
 from llmcomp.planning.measured import MeasuredLayer
 from tests.planning.layers import layer, model
 
@@ -30,7 +30,7 @@ def test_every_layer_has_what_was_measured_and_its_readers_take() -> None:
     found = ladder(layers, options(), measured(layers))
     formats = [[line.format for line in lines] for lines in found.lines]
     assert formats[0] == ["int4_sym", "int4_asym", "int8_asym"] and formats[1] == ["int4_sym", "int4_asym", "nf4", "int8_asym"]
-    assert found.nats[1] == tuple(NATS.values()) and not found.unknown
+    assert found.nats[0] == (0.02, 0.01, 0.0001) and not found.unknown
     assert [line.group_size for line in found.lines[1]] == [64, 32, 64, -1]
 
 
@@ -44,12 +44,23 @@ def test_a_rule_a_router_and_what_was_not_measured_leave_no_choice() -> None:
         if len(lines) == 1
     }
     assert chosen == {
-        "model.layers.0.o_proj": ("int4_asym", 32, (0.01,)),
+        "model.layers.0.o_proj": ("int4_asym", 32, (0.01 * EQUALIZED,)),
         "model.layers.0.q_proj": ("keep", -1, (0.0,)),
         "lm_head": ("int8_sym", -1, (0.0,)),
         "model.layers.1.mlp.gate": ("int8_sym", -1, (0.0,)),
     }
     assert found.unknown == ("lm_head", "model.layers.1.mlp.gate")
+
+
+@pytest.mark.parametrize(
+    ("methods", "share"),
+    [({"folds": "none"}, PLAIN), ({}, EQUALIZED), ({"awq": True}, CALIBRATED), ({"awq": True, "gptq": True}, SECOND_ORDER)],
+)
+def test_what_helps_low_bits_counts_for_matrices_alone(methods: dict[str, object], share: float) -> None:
+    layers = model(1)
+    found = ladder(layers, options(**methods), measured(layers))
+    assert found.nats[0] == (0.02, 0.01, 0.0001)
+    assert found.nats[1] == pytest.approx((0.02 * share, 0.01 * share, 0.015 * share, 0.0001))
 
 
 def test_a_choice_becomes_a_plan_that_a_file_holds() -> None:
