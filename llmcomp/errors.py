@@ -84,3 +84,9 @@ class VerificationError(LlmcompError):
     """The written model is not what was meant to be written."""
 
     exit_code = 7
+
+
+class BudgetError(LlmcompError):
+    """A size or a loss that no plan, or no model that was made, keeps to."""
+
+    exit_code = 9

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,10 +21,12 @@ from llmcomp import checkpoint as checkpoints
 from llmcomp import formats, kernels, planning
 from llmcomp.algorithms import sensitivity
 from llmcomp.algorithms.search import search
+from llmcomp.budgeting import Budgeting, Judged
 from llmcomp.calibrating import calibrate, inner_folds
 from llmcomp.calibration import Samples, samples_of, self_text, starts_of
 from llmcomp.calibration.load import AUTO, row_length
 from llmcomp.checkpoint import Checkpoint
+from llmcomp.errors import BudgetError
 from llmcomp.folding import choose_folds, fold
 from llmcomp.graph.factors import NO_FACTORS, Factors
 from llmcomp.graph.folds import Fold
@@ -32,7 +35,8 @@ from llmcomp.graph.model import ModelGraph, flat_rows
 from llmcomp.graph.sections import Sections, divide
 from llmcomp.graph.skeleton import get_skeleton
 from llmcomp.judge import JudgeError
-from llmcomp.judging import check_judgeable, judge
+from llmcomp.judge.text import Text
+from llmcomp.judging import BUDGET_WINDOWS, T95, check_judgeable, judge
 from llmcomp.measuring import measure
 from llmcomp.options import ExportOptions
 from llmcomp.planning import Measured, Plan, Scheme
@@ -79,9 +83,11 @@ class _Run:
         self.progress.stage(name)
         started = time.perf_counter()
         yield
-        self.seconds[name] = time.perf_counter() - started
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
 
     def warn(self, text: str) -> None:
+        if text in self.warnings:
+            return
         self.warnings.append(text)
         self.progress.warn(text)
 
@@ -106,8 +112,9 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
         planning.check_options(options)
         check_output(options.output, options.model, options.overwrite)
         checkpoint = _open(options)
-        if options.eval:
-            check_judgeable(checkpoint)
+        text = None
+        if options.eval or options.max_loss is not None:
+            text = check_judgeable(checkpoint, options.eval_dataset, "--eval" if options.eval else "--max-loss")
         check_disk(options.output, least_bytes(checkpoint, options))
         samples = samples_of(options, checkpoint) if options.dataset not in (None, AUTO) else None
     with bundle(options.output, options.overwrite) as folder, ExitStack() as stack:
@@ -117,61 +124,122 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
             checkpoint.save_tokenizer(folder)
             tokenizer = stack.enter_context(Conversion(folder, options.task, options.trust_remote_code))
         graph = _graph(checkpoint, options, run)
-        if samples is None and planning.needs_data(options):
-            with run.stage("own text"):
-                samples = _own_text(checkpoint, options, folder)
-        plan = _plan(graph, options, run, samples)
-        sections, plan = _sections(graph, plan, run)
-        schemes, folds = _schemes(plan), choose_folds(graph, plan)
-        folds = folds if sections is None else inner_folds(folds, sections)
-        layout = make_layout(graph, schemes, folds)
-        check_disk(options.output, layout.size)
-        if tokenizer is not None:
-            with run.stage("tokenizer"):
-                tokenizer.finish()
-        if sections is not None and samples is None:
-            with run.stage("own text"):
-                samples = _own_text(checkpoint, options, folder)
-        if sections is None and samples is not None and not planning.needs_data(options):
-            run.warn(f"{samples.source} is not used: nothing in the plan looks at data")
-        if sections is not None and samples is not None:
-            run.use(samples)
-        done = _compress(graph, plan, layout, folds, sections, samples, folder, run)
+        data = _Data(checkpoint, options, folder, run, tokenizer, samples)
+        budgeting = _budgeting(graph, options, data, run) if options.budget else None
+        plan = budgeting.plan if budgeting else _plan(graph, options, data, run)
+
+        def judge_now() -> Judged:
+            assert text is not None
+            with run.stage("judge"):
+                try:
+                    figures = judge(folder, checkpoint, options.trust_remote_code, run.progress, text, BUDGET_WINDOWS)
+                except JudgeError as error:
+                    raise BudgetError(
+                        f"--max-loss {options.max_loss:g}", f"the model cannot be judged: {error}", "Use --target-size"
+                    ) from None
+            return Judged(figures["kl"], figures["kl"] + T95 * figures["kl_standard_error"], figures)
+
         xml = folder / "openvino_model.xml"
-        with run.stage("write"):
-            write_ir(graph, schemes, layout, done.tail, xml, _rt_info(options, plan))
-            write_side_files(graph, plan, options, folder)
+        while True:
+            written = _write(graph, plan, data, folder, run)
+            if budgeting is None or not budgeting.misses(xml, judge_now):
+                break
+            plan = budgeting.plan
+            run.progress.note("the budget is not met yet: the model is made anew")
         with run.stage("verify"):
-            mode = verify.choose(options.verify, layout.size)
-            verified = verify.verify(mode, xml, folder / JOURNAL, graph.layers, layout, done.tail, graph.vocabulary)
+            layout, done = written.layout, written.done
+            verified = verify.verify(
+                verify.choose(options.verify, layout.size), xml, folder / JOURNAL, graph.layers, layout, done.tail, graph.vocabulary
+            )
             (folder / JOURNAL).unlink()
-        evaluation = _judge(options, checkpoint, folder, run) if options.eval else None
+        evaluation = budgeting.evaluation if budgeting else None
+        if evaluation is None and options.eval and text is not None:
+            evaluation = _judge(options, checkpoint, folder, text, run)
         nbytes = xml.with_suffix(".bin").stat().st_size
         settings = options.model_dump(mode="json", exclude={"token", "output", "quiet", "json_log", "dry_run", "overwrite"})
-        report = make_report(graph, plan, layout, done, settings, versions(), run.seconds, verified, run.warnings, nbytes)
+        report = make_report(graph, written.plan, layout, done, settings, versions(), run.seconds, verified, run.warnings, nbytes)
         report["evaluation"] = evaluation
+        report["budget"] = budgeting.told() if budgeting else None
         write_report(report, folder)
     run.progress.finish()
     return Result(options.output, report)
 
 
+@dataclass
+class _Data:
+    """Calibration data, made when it is first asked for."""
+
+    checkpoint: Checkpoint
+    options: ExportOptions
+    folder: Path
+    run: _Run
+    tokenizer: Conversion | None
+    samples: Samples | None
+
+    def finish_tokenizer(self) -> None:
+        """The tokenizer's files are in the folder, if they are wanted at all."""
+        if self.tokenizer is not None:
+            with self.run.stage("tokenizer"):
+                self.tokenizer.finish()
+            self.tokenizer = None
+
+    def get(self) -> Samples:
+        self.finish_tokenizer()
+        if self.samples is None:
+            with self.run.stage("own text"):
+                self.samples = _own_text(self.checkpoint, self.options, self.folder)
+        self.run.use(self.samples)
+        return self.samples
+
+    def check_used(self) -> None:
+        """Warns of data that nothing has asked for."""
+        if self.samples is not None and self.run.used is None:
+            self.run.warn(f"{self.samples.source} is not used: nothing in the plan looks at data")
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A model in the folder, and the plan without what calibration could not reach."""
+
+    plan: Plan
+    layout: Layout
+    done: Compressed
+
+
+def _write(graph: ModelGraph, plan: Plan, data: _Data, folder: Path, run: _Run) -> _Written:
+    """Compress by this plan, in place of what an earlier one has left in the folder."""
+    options = data.options
+    sections, plan = _sections(graph, plan, run)
+    schemes, folds = _schemes(plan), choose_folds(graph, plan)
+    folds = folds if sections is None else inner_folds(folds, sections)
+    layout = make_layout(graph, schemes, folds)
+    for name in (JOURNAL, "openvino_model.bin"):
+        (folder / name).unlink(missing_ok=True)
+    check_disk(options.output or folder, layout.size)
+    data.finish_tokenizer()
+    samples = data.get() if sections is not None else None
+    data.check_used()
+    done = _compress(graph, plan, layout, folds, sections, samples, folder, run)
+    with run.stage("write"):
+        write_ir(graph, schemes, layout, done.tail, folder / "openvino_model.xml", _rt_info(options, plan))
+        write_side_files(graph, plan, options, folder)
+    return _Written(plan, layout, done)
+
+
 def plan_model(options: ExportOptions, progress: Progress | None = None) -> Plan:
-    """The plan that `export` would follow, with exact sizes."""
+    """The plan that `export` would follow at first, with exact sizes."""
     run = _Run(progress or Progress())
     planning.check_options(options)
-    checkpoint = _open(options)
-    samples = _samples(checkpoint, options, run) if planning.needs_data(options) else None
-    return _plan(_graph(checkpoint, options, run), options, run, samples)
+    with _prepared(options, run, planning.needs_data(options)) as (graph, data):
+        return _planned(graph, options, data, run)
 
 
 def measure_model(options: ExportOptions, progress: Progress | None = None) -> Measured:
     """What each layer suffers under `planning.candidates(options)`, by `options.dataset` or the model's own text."""
     run = _Run(progress or Progress())
     schemes = planning.candidates(options)
-    checkpoint = _open(options)
-    samples = _samples(checkpoint, options, run)
-    graph = _graph(checkpoint, options, run)
-    measured = _measure(graph, options, run, samples, schemes)
+    with _prepared(options, run, True) as (graph, data):
+        measured = _measure(graph, options, run, data.get(), schemes)
     run.progress.finish()
     return measured
 
@@ -182,10 +250,8 @@ def dry_run(options: ExportOptions, progress: Progress | None = None) -> Forecas
     run = _Run(progress or Progress())
     planning.check_options(options)
     check_output(options.output, options.model, options.overwrite)
-    checkpoint = _open(options)
-    samples = _samples(checkpoint, options, run) if planning.needs_data(options) else None
-    graph = _graph(checkpoint, options, run)
-    plan = _plan(graph, options, run, samples)
+    with _prepared(options, run, planning.needs_data(options)) as (graph, data):
+        plan = _planned(graph, options, data, run)
     if plan.is_calibrated:
         run.warn("calibration's own time and memory are not in the forecast, which is that of rounding the same layers plainly")
         plan, _ = plan.without_calibration(())
@@ -195,14 +261,20 @@ def dry_run(options: ExportOptions, progress: Progress | None = None) -> Forecas
     return forecast(graph, schemes, layout, _quantizer(NO_FACTORS), _workers())
 
 
-def _samples(checkpoint: Checkpoint, options: ExportOptions, run: _Run) -> Samples:
-    """Rows of the dataset, or where none is named of text that the model writes."""
-    with run.stage("data"), TemporaryDirectory(prefix="llmcomp-own-text-") as folder:
-        if options.dataset not in (None, AUTO):
-            return samples_of(options, checkpoint)
-        if not options.no_tokenizer:
+@contextmanager
+def _prepared(options: ExportOptions, run: _Run, looks_at_data: bool) -> Iterator[tuple[ModelGraph, _Data]]:
+    """A graph and its data, where no folder is to be filled."""
+    checkpoint = _open(options)
+    named = looks_at_data and options.dataset not in (None, AUTO)
+    samples = samples_of(options, checkpoint) if named else None
+    with TemporaryDirectory(prefix="llmcomp-own-text-") as folder:
+        if looks_at_data and not named and not options.no_tokenizer:
             checkpoint.save_tokenizer(Path(folder))
-        return _own_text(checkpoint, options, Path(folder))
+        yield _graph(checkpoint, options, run), _Data(checkpoint, options, Path(folder), run, None, samples)
+
+
+def _planned(graph: ModelGraph, options: ExportOptions, data: _Data, run: _Run) -> Plan:
+    return _budgeting(graph, options, data, run).plan if options.budget else _plan(graph, options, data, run)
 
 
 def _open(options: ExportOptions) -> Checkpoint:
@@ -228,31 +300,66 @@ def _graph(checkpoint: Checkpoint, options: ExportOptions, run: _Run) -> ModelGr
     return graph
 
 
-def _plan(graph: ModelGraph, options: ExportOptions, run: _Run, samples: Samples | None = None) -> Plan:
-    """`samples` where `planning.needs_data(options)`."""
+def _plan(graph: ModelGraph, options: ExportOptions, data: _Data, run: _Run) -> Plan:
+    measured = _measured(graph, options, data, run)
     with run.stage("plan"):
         if options.plan is not None:
             where = f"plan {options.plan}"
             return Plan.from_json(_text(options.plan), where).check_against(graph.layers, where)
-        scores, measured = None, None
-        if options.sensitivity is not None:
-            where = f"sensitivity file {options.sensitivity}"
-            measured = Measured.from_json(_text(options.sensitivity), where).check_against(graph.layers, where)
-        elif samples is not None and planning.needs_data(options):
-            by_loss = options.sensitivity_metric == planning.PREDICTED
-            measured = _measure(graph, options, run, samples, planning.ranked_by_loss(options) if by_loss else ())
-        elif planning.needs_scores(options):
-            scores = _scores(graph, options)
+        scores = None
         if measured is not None:
             scores = measured.scores(options.sensitivity_metric)
+        elif planning.needs_scores(options):
+            scores = _scores(graph, options)
         plan = planning.make_plan(graph.layers, options, scores, measured)
+    _tell(graph, plan, run)
+    return plan
+
+
+def _tell(graph: ModelGraph, plan: Plan, run: _Run) -> None:
     for note in plan.notes:
         run.progress.note(note)
     by_name = {layer.name: layer for layer in graph.layers}
     stored_only = sorted({entry.format for entry in plan.layers if not planning.runs_packed(by_name[entry.name], entry.scheme)})
     if stored_only:
         run.progress.note(f"{', '.join(stored_only)}: stored only on this device, the CPU decompresses it to f32 when it loads the model")
-    return plan
+
+
+def _budgeting(graph: ModelGraph, options: ExportOptions, data: _Data, run: _Run) -> Budgeting:
+    """The way to the asked budget, its first plan made."""
+    xml_bytes = partial(_xml_bytes, graph, options)
+    if options.sensitivity is None:
+        with run.stage("plan"):
+            # A size that nothing which is going to be measured fits into is refused before that.
+            Budgeting(graph, options, planning.not_measured(graph.layers, planning.candidates(options)), xml_bytes)
+    measured = _measured(graph, options, data, run)
+    assert measured is not None
+    with run.stage("plan"):
+        budgeting = Budgeting(graph, options, measured, xml_bytes)
+        budgeting.begin()
+    _tell(graph, budgeting.plan, run)
+    return budgeting
+
+
+def _measured(graph: ModelGraph, options: ExportOptions, data: _Data, run: _Run) -> Measured | None:
+    """What the plan must know about layers, from the file or measured now; None if that takes no data."""
+    if options.sensitivity is not None:
+        where = f"sensitivity file {options.sensitivity}"
+        return Measured.from_json(_text(options.sensitivity), where).check_against(graph.layers, where)
+    if not planning.needs_data(options):
+        return None
+    by_loss = planning.ranked_by_loss(options) if options.sensitivity_metric == planning.PREDICTED else ()
+    return _measure(graph, options, run, data.get(), planning.candidates(options) if options.budget else by_loss)
+
+
+def _xml_bytes(graph: ModelGraph, options: ExportOptions, plan: Plan) -> int:
+    """Size of the .xml that this plan gives, but for scales that may turn out to need f32."""
+    schemes = _schemes(plan)
+    layout = make_layout(graph, schemes, choose_folds(graph, plan))
+    with TemporaryDirectory(prefix="llmcomp-xml-") as folder:
+        xml = Path(folder) / "openvino_model.xml"
+        write_ir(graph, schemes, layout, {}, xml, _rt_info(options, plan))
+        return xml.stat().st_size
 
 
 def _text(path: Path) -> str:
@@ -377,11 +484,11 @@ def _compress(
         kernels.clear_cache()
 
 
-def _judge(options: ExportOptions, checkpoint: Checkpoint, folder: Path, run: _Run) -> dict[str, Any] | None:
+def _judge(options: ExportOptions, checkpoint: Checkpoint, folder: Path, text: Text, run: _Run) -> dict[str, Any] | None:
     """Figures for the report. A model that is written and verified is not thrown away because the float one does not run here."""
     with run.stage("judge"):
         try:
-            return judge(folder, checkpoint, options.trust_remote_code, run.progress)
+            return judge(folder, checkpoint, options.trust_remote_code, run.progress, text)
         except JudgeError as error:
             run.warn(f"not judged: {error}")
             return None

@@ -8,7 +8,7 @@ read first: this file, then graph/folds.py
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,8 +27,8 @@ SAMPLED_ROWS, SAMPLED_RUN = 256, 32
 """Rows from which the magnitudes of a layer's columns are taken, and how many of them are read together."""
 
 
-def choose_folds(graph: ModelGraph, plan: Plan) -> tuple[Fold, ...]:
-    """The folds in front of low-bit layers, none if `plan.folds` says so; no weight is read.
+def choose_folds(graph: ModelGraph, plan: Plan, found: Sequence[Fold] | None = None) -> tuple[Fold, ...]:
+    """The folds in front of low-bit layers, none if `plan.folds` says so; no weight is read. `found` are all that the graph has, if known.
 
     A fold that touches a float layer is left out: its weights could not take a factor without being rounded.
     """
@@ -40,7 +40,7 @@ def choose_folds(graph: ModelGraph, plan: Plan) -> tuple[Fold, ...]:
         involved = [*one.readers, *([one.writer] if one.writer else [])]
         return any(planning.is_low(schemes[name].format) for name in one.readers) and not any(schemes[name].is_float for name in involved)
 
-    return tuple(one for one in find_folds(graph) if helps(one))
+    return tuple(one for one in (find_folds(graph) if found is None else found) if helps(one))
 
 
 def fold(graph: ModelGraph, plan: Plan, folds: tuple[Fold, ...], workers: int = 1) -> tuple[Factors, list[dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""The short judgement of a fresh export (`--eval`): a few windows of text that Python ships, against the checkpoint in float32."""
+"""The short judgement of a fresh export (`--eval`, `--max-loss`): a few windows of text, against the checkpoint in float32."""
 
 from __future__ import annotations
 
@@ -8,24 +8,38 @@ from typing import Any
 
 from llmcomp.checkpoint import Checkpoint
 from llmcomp.errors import OptionError
-from llmcomp.judge import evaluate, load_text
+from llmcomp.judge import JudgeError, evaluate, load_text
+from llmcomp.judge.text import Text
 from llmcomp.progress import Progress
 
 WINDOW, WINDOWS = 512, 4
 """Tokens, and how many times that: half a minute for a model of 0.1 B parameters, a standard error of some 5 % of the KL."""
+BUDGET_WINDOWS, T95 = 12, 1.796
+"""Windows by which a loss is held, and Student's t that 95 % lie below with one degree of freedom less. Twice the time of 6 makes the bound a third
+narrower."""
 
 
-def check_judgeable(checkpoint: Checkpoint) -> None:
-    """Raises OptionError if the checkpoint cannot be run in float."""
+def check_judgeable(checkpoint: Checkpoint, file: Path | None, why: str) -> Text:
+    """The text to judge on, `file` or what Python ships; `why` is the option that asks for it.
+
+    Raises:
+        OptionError: the text cannot be read, or the checkpoint cannot be run in float.
+    """
     if checkpoint.folder is None:
         raise OptionError(
-            "--eval",
+            why,
             f"{checkpoint.source} is a .gguf file, which cannot be run in float to compare with",
             "Export it with --weight-format fp32 too, and use `llmcomp eval OUT --reference FP32`",
         )
+    try:
+        return load_text(None if file is None else str(file))
+    except JudgeError as error:
+        raise OptionError("--eval-dataset", str(error), "Give a UTF-8 text file") from None
 
 
-def judge(folder: Path, checkpoint: Checkpoint, trust_remote_code: bool, progress: Progress) -> dict[str, Any]:
+def judge(
+    folder: Path, checkpoint: Checkpoint, trust_remote_code: bool, progress: Progress, text: Text, windows: int = WINDOWS
+) -> dict[str, Any]:
     """The figures for the report.
 
     Raises:
@@ -38,14 +52,13 @@ def judge(folder: Path, checkpoint: Checkpoint, trust_remote_code: bool, progres
         else:
             progress.advance(1)
 
-    text = load_text()
     window = min(WINDOW, checkpoint.config.get("max_position_embeddings") or WINDOW)
     base, scores = evaluate(
         [str(folder)],
         text,
         str(checkpoint.folder),
         window=window,
-        limit=WINDOWS,
+        limit=windows,
         trust_remote_code=trust_remote_code,
         tell=progress.note,
         progress=advance,

@@ -27,6 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "folding": {"algorithms", "graph", "planning"},
     "solving": {"algorithms", "formats", "kernels", "planning"},
     "calibrating": {"algorithms", "calibration", "formats", "graph", "planning", "solving"},
+    "budgeting": {"errors", "folding", "graph", "options", "planning", "writing"},
     "measuring": {"algorithms", "calibration", "errors", "graph", "planning", "solving"},
     "judging": {"judge", "checkpoint", "errors", "progress"},
     "judge": set(),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from llmcomp.planning import Budget
 
 if TYPE_CHECKING:
     from llmcomp.export import Result
@@ -15,10 +17,10 @@ if TYPE_CHECKING:
     from llmcomp.writing.forecast import Forecast
 
 
-def _console() -> Console:
+def _console(file: TextIO | None = None) -> Console:
     # Piped output keeps its lines whole; a terminal has its own width.
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=110)
+    console = Console(highlight=False, file=file)
+    return console if console.is_terminal else Console(highlight=False, width=110, file=file)
 
 
 def _mib(nbytes: float) -> str:
@@ -45,9 +47,32 @@ def print_result(result: Result) -> None:
         console.print(
             f"judged: KL {judged['kl']:.5f} ± {error:.5f} nats per token to the checkpoint in float32, top-1 {judged['top1']:.4f}"
         )
+    if report["budget"]:
+        print_budget(Budget.model_validate({key: value for key, value in report["budget"].items() if key != "evaluations"}))
+        for one in report["budget"]["evaluations"]:
+            told = "holds" if one["holds"] else "does not hold"
+            console.print(
+                f"judged: KL {one['kl']:.5f}, {one['upper']:.5f} by the upper 95 % bound, {told} (predicted {one['predicted']:.5f})"
+            )
     stages = ", ".join(f"{name} {seconds:.1f}" for name, seconds in report["seconds"].items())
     console.print(f"seconds: {stages}", soft_wrap=True)
     console.print(f"[bold]{escape(str(result.output))}[/bold] is ready; report.md there tells about every layer", soft_wrap=True)
+
+
+def print_budget(budget: Budget, file: TextIO | None = None) -> None:
+    """What a budget came to, and the table of sizes against losses."""
+    console = _console(file)
+    name, form = "--" + budget.kind.replace("_", "-"), {"target_size": ",.0f", "target_bpw": ".4f", "max_loss": ".5f"}[budget.kind]
+    bound = f"{_mib(budget.bound)} of weights" if budget.kind == "max_loss" else f"{budget.nats - budget.gap:.5f} nats"
+    best = "and no plan is predicted to do better" if not budget.gap else f"and none can do better than {bound}"
+    console.print(
+        f"{name} {budget.requested:{form}}: {budget.reached:{form}} reached, predicted to lose {budget.nats:.5f} nats per token, {best}",
+        soft_wrap=True,
+    )
+    table = Table("bits per weight", ".bin", "predicted loss", box=None, header_style="bold")
+    for point in budget.table:
+        table.add_row(f"{point.bits_per_weight:.3f}", _mib(point.bin_bytes), f"{point.nats:.5f}")
+    console.print(table)
 
 
 def print_forecast(forecast: Forecast) -> None:

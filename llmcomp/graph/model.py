@@ -53,6 +53,12 @@ class ModelGraph:
         return [name for name in self.checkpoint.tensors if name not in used]
 
     @property
+    def elements(self) -> int:
+        """Numbers in the checkpoint's tensors that the graph is made of, norms and biases among them."""
+        unused = set(self.unused)
+        return sum(prod(tensor.shape) for name, tensor in self.checkpoint.tensors.items() if name not in unused)
+
+    @property
     def vocabulary(self) -> int:
         """Rows of the first embedding table; 0 without one."""
         return next((layer.shape[0] for layer in self.layers if "Gather" in layer.ops), 0)

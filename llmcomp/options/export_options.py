@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, ValidationError, field_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    PositiveInt,
+    ValidationError,
+    field_serializer,
+    model_validator,
+)
 
 from llmcomp.errors import OptionError
 from llmcomp.options.rules import Override, did_you_mean
 from llmcomp.options.scope import IgnoredScope
+from llmcomp.options.sizes import parse_size
 from llmcomp.options.table import BY_FIELD, OPTIONS
 
+BudgetKind = Literal["target_size", "target_bpw", "max_loss"]
+BUDGETS: tuple[BudgetKind, ...] = get_args(BudgetKind)
 Candidates = Annotated[tuple[str, ...], BeforeValidator(lambda value: _listed(value))]
 Scope = Annotated[InstanceOf[IgnoredScope], BeforeValidator(IgnoredScope.parse)]
 
@@ -36,10 +49,14 @@ class ExportOptions(BaseModel):
     trust_remote_code: bool = False
 
     recipe: str | None = None
+    quality: Literal["fast", "balanced", "high", "best"] | None = None
     plan: Path | None = None
     weight_format: str = "int4"
     sym: bool = False
     ratio: float = Field(default=1.0, ge=0.0, le=1.0, allow_inf_nan=False)
+    target_size: Annotated[Literal["same"] | PositiveInt | None, BeforeValidator(parse_size)] = None
+    target_bpw: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    max_loss: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     group_size: int | None = Field(default=None, ge=-1)
     group_size_fallback: Literal["error", "ignore", "adjust"] = "adjust"
     all_layers: bool = False
@@ -74,6 +91,7 @@ class ExportOptions(BaseModel):
     no_tokenizer: bool = False
     verify: Literal["none", "structure", "full", "auto"] = "auto"
     eval: bool = False
+    eval_dataset: Path | None = None
     dry_run: bool = False
     quiet: bool = False
     json_log: Path | None = None
@@ -90,6 +108,11 @@ class ExportOptions(BaseModel):
     def overrides(self) -> tuple[Override, ...]:
         return tuple(Override(text) for text in self.override)
 
+    @property
+    def budget(self) -> BudgetKind | None:
+        """The field that holds a budget, if one does."""
+        return next((field for field in BUDGETS if getattr(self, field) is not None), None)
+
     @model_validator(mode="after")
     def _check_together(self) -> ExportOptions:
         if self.group_size == 0:
@@ -98,10 +121,11 @@ class ExportOptions(BaseModel):
             )
         _ = self.overrides  # parsed for its errors
         self._check_dataset()
+        self._check_budget()
         if self.plan is not None:
             idle = [option for option in OPTIONS if option.compression and option.field in self.model_fields_set]
-            if self.recipe is not None or idle:
-                names = ", ".join(option.flags[0] for option in idle) or "--recipe"
+            if self.recipe is not None or self.quality is not None or idle:
+                names = ", ".join(option.flags[0] for option in idle) or ("--quality" if self.recipe is None else "--recipe")
                 raise OptionError(names, "a plan file already says what becomes of every layer", "Edit the plan file, or leave --plan out")
         for flag, path in (("plan", self.plan), ("sensitivity", self.sensitivity)):
             if path is not None and not path.is_file():
@@ -119,6 +143,19 @@ class ExportOptions(BaseModel):
             for field in ("dataset_column", "dataset_config"):
                 if getattr(self, field) is not None:
                     raise OptionError(_flag(field), "with --dataset auto the model writes the text", "Leave it out")
+
+    def _check_budget(self) -> None:
+        given = [_flag(field) for field in BUDGETS if getattr(self, field) is not None]
+        if len(given) > 1:
+            raise OptionError(" ".join(given), "each of them says what every layer gets", "Keep one of them")
+        if given and self.ratio != 1:
+            raise OptionError(f"--ratio {self.ratio:g}", f"{given[0]} decides who gets which format", "Leave one of them out")
+        if self.eval_dataset is None:
+            return
+        if not (self.eval or self.max_loss is not None):
+            raise OptionError("--eval-dataset", "nothing is judged", "Add --eval or --max-loss, or leave it out")
+        if isinstance(self.dataset, str) and Path(self.dataset).resolve() == self.eval_dataset.resolve():
+            raise OptionError("--eval-dataset", "it is the calibration data, on which every loss looks small", "Judge on other text")
 
     @field_serializer("dataset", when_used="json")
     def _tell_dataset(self, dataset: str | tuple[str, ...] | None) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from llmcomp.errors import OptionError
-from llmcomp.options.export_options import ExportOptions
+from llmcomp.options.export_options import BUDGETS, ExportOptions
 from llmcomp.options.rules import did_you_mean
 from llmcomp.options.scope import IgnoredScope
 from llmcomp.options.table import BY_FIELD
@@ -71,14 +71,21 @@ def _field(key: str, path: Path) -> str:
 
 
 def build(given: Mapping[str, Any]) -> ExportOptions:
-    """Options from what the command line gave, `given["recipe"]` being read first if there is one.
+    """Options from what the command line gave, the recipe that `recipe` or `quality` names being read first if there is one.
 
     The command line's value replaces the recipe's; ignored scopes and overrides follow the recipe's, so that the last
-    rule, which wins, is the command line's.
+    rule, which wins, is the command line's. A budget, or a ratio, replaces the recipe's budget of whatever kind.
     """
     values: dict[str, Any] = {}
-    if given.get("recipe") is not None:
-        values = load_recipe(str(given["recipe"]))
+    named = [field for field in ("recipe", "quality") if given.get(field) is not None]
+    if len(named) > 1:
+        raise OptionError("--quality", "it is a recipe, and --recipe names another", "Leave one of them out")
+    if named:
+        name = str(given[named[0]])
+        # A quality is never a file that happens to be called so.
+        values = load_recipe(str(recipes().get(name, name)) if named[0] == "quality" else name)
+    if any(given.get(field) is not None for field in (*BUDGETS, "ratio")):
+        values = {field: value for field, value in values.items() if field not in BUDGETS}
     merged = {**values, **given}
     if "ignored_scope" in values and "ignored_scope" in given:
         merged["ignored_scope"] = IgnoredScope.parse(values["ignored_scope"]) + IgnoredScope.parse(given["ignored_scope"])

@@ -7,11 +7,11 @@ read first: assign.py
 """
 
 from llmcomp.planning.assign import make_plan
-from llmcomp.planning.candidates import candidates, fitting, ranked_by_loss
+from llmcomp.planning.candidates import candidates, fitting, not_measured, ranked_by_loss
 from llmcomp.planning.check import COMPRESSION_FIELDS, DATA_FREE, PREDICTED, check_options, is_low, needs_data, needs_scores
 from llmcomp.planning.devices import runs_packed
 from llmcomp.planning.measured import Measured, MeasuredLayer, candidate
-from llmcomp.planning.plan import LayerPlan, Plan, Summary
+from llmcomp.planning.plan import Budget, LayerPlan, Plan, Point, Summary
 from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, SEARCH, Scheme, float_type, layer_bytes, layer_chain, layer_parts
 
 __all__ = [
@@ -21,10 +21,12 @@ __all__ = [
     "PREDICTED",
     "SCALE_ESTIMATION",
     "SEARCH",
+    "Budget",
     "LayerPlan",
     "Measured",
     "MeasuredLayer",
     "Plan",
+    "Point",
     "Scheme",
     "Summary",
     "candidate",
@@ -39,6 +41,7 @@ __all__ = [
     "make_plan",
     "needs_data",
     "needs_scores",
+    "not_measured",
     "ranked_by_loss",
     "runs_packed",
 ]

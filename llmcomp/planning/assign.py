@@ -9,7 +9,7 @@ the backup precision and not to float, unless float was asked for.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -17,7 +17,7 @@ from llmcomp import formats
 from llmcomp.errors import GroupSizeError, OptionError
 from llmcomp.graph.layer import Layer
 from llmcomp.options import ExportOptions, Override, Rule
-from llmcomp.planning.check import DATA_FREE, PREDICTED, check_options, group_of, is_low, resolve
+from llmcomp.planning.check import DATA_FREE, PREDICTED, check_options, group_of, is_low, known_rules, resolve
 from llmcomp.planning.devices import ragged
 from llmcomp.planning.matching import ignored_layers, overridden_layers
 from llmcomp.planning.measured import Measured
@@ -31,7 +31,7 @@ LEAST_GROUP = 32
 
 
 @dataclass(frozen=True)
-class _Asked:
+class Asked:
     """A scheme for one layer, why, and whether the ratio counts the layer."""
 
     format: str
@@ -52,7 +52,7 @@ def make_plan(
         GroupSizeError: with fallback `error`, all layers that the group does not divide.
     """
     check_options(options)
-    planner = _Planner(options)
+    planner = Planner(options)
     ignored, overridden = ignored_layers(options, layers), overridden_layers(options, layers)
     asked = [planner.asked(layer, overridden.get(layer.name), ignored.get(layer.name)) for layer in layers]
     given = [planner.fit(layer, one) for layer, one in zip(layers, asked, strict=True)]
@@ -63,38 +63,37 @@ def make_plan(
         by_loss = measured if options.sensitivity_metric == PREDICTED else None
         for i in _beyond_ratio(layers, given, planner, scores or {}, by_loss):
             given[i] = replace(planner.backup(f"beyond the ratio {options.ratio:g}"), in_ratio=True)
-    entries = tuple(
-        _entry(layer, one, planner.rule(one.format), "gptq" if planner.calibrates(one.format) and options.gptq else "nearest")
-        for layer, one in zip(layers, given, strict=True)
-    )
+    entries = tuple(planner.entry(layer, one) for layer, one in zip(layers, given, strict=True))
     return Plan(
         main=planner.main,
-        folds="awq" if options.awq else "equalize" if options.folds == "auto" and is_low(planner.main) else "none",
+        folds=planner.folds(is_low(planner.main)),
         layers=entries,
         summary=summarize(entries, planner.main, options.ratio, planner.requested_bits(layers, asked)),
         notes=notes,
     )
 
 
-class _Planner:
+class Planner:
     """Schemes for single layers under one set of options."""
 
-    def __init__(self, options: ExportOptions) -> None:
+    def __init__(self, options: ExportOptions, others: Collection[str] = ()) -> None:
         self.options = options
         self.main = resolve(options.weight_format, options.sym)
+        self.ruled = {self.main, *others}
+        """Formats that `scale_rule` speaks for."""
         self.mixes = is_low(self.main) and options.ratio < 1
         self.misfits: dict[str, int] = {}
         """Layer name -> the asked group size that does not divide it."""
 
-    def asked(self, layer: Layer, override: Override | None, ignored: Rule | None) -> _Asked:
+    def asked(self, layer: Layer, override: Override | None, ignored: Rule | None) -> Asked:
         """What rules and options say, before the group is held against the layer's channel size."""
         if override is not None:
             name = resolve(override.format, self.options.sym)
-            return _Asked(
+            return Asked(
                 name, group_of(self.options, name) if override.group_size is None else override.group_size, f"override {override.text}"
             )
         if ignored is not None:
-            return _Asked("keep", reason=f"ignored by {ignored.text}")
+            return Asked("keep", reason=f"ignored by {ignored.text}")
         if is_low(self.main):
             if not self.options.all_layers and "Gather" in layer.ops:
                 return self.backup("embedding" + (" tied to the last layer" if layer.last else ""))
@@ -102,9 +101,9 @@ class _Planner:
                 return self.backup("last layer")
             if is_router(layer):
                 return self.backup("router")
-        return _Asked(self.main, group_of(self.options, self.main), in_ratio=True)
+        return Asked(self.main, group_of(self.options, self.main), in_ratio=True)
 
-    def fit(self, layer: Layer, asked: _Asked) -> _Asked:
+    def fit(self, layer: Layer, asked: Asked) -> Asked:
         """The asked scheme, made to fit the layer's readers and channel size."""
         if asked.format in FLOATS:
             return asked
@@ -125,9 +124,9 @@ class _Planner:
             return replace(asked, group_size=group, reason=f"{asked.reason}; {why}" if asked.reason else why)
         return replace(self.backup(f"{why}, nor does a power of two from {LEAST_GROUP} on"), in_ratio=asked.in_ratio)
 
-    def backup(self, why: str) -> _Asked:
+    def backup(self, why: str) -> Asked:
         name = self.options.backup_precision
-        return _Asked("keep" if name == "none" else name, reason=why)
+        return Asked("keep" if name == "none" else name, reason=why)
 
     def rule(self, name: str) -> str:
         """The rule for a layer of this format: the asked one for the main format, the format's best for all others."""
@@ -135,7 +134,30 @@ class _Planner:
             return "minmax"
         if self.options.scale_estimation and self.calibrates(name):
             return SCALE_ESTIMATION
-        return self.options.scale_rule if name == self.main and self.options.scale_rule != "auto" else formats.get(name).best_rule
+        known = name in self.ruled and self.options.scale_rule in known_rules(name)
+        return self.options.scale_rule if known else formats.get(name).best_rule
+
+    def rounding(self, name: str) -> Literal["nearest", "gptq"]:
+        return "gptq" if self.calibrates(name) and self.options.gptq else "nearest"
+
+    def folds(self, low: bool) -> Literal["none", "equalize", "awq"]:
+        """The folds of a plan in which there are low-bit layers, or none."""
+        return "awq" if self.options.awq else "equalize" if self.options.folds == "auto" and low else "none"
+
+    def entry(self, layer: Layer, asked: Asked) -> LayerPlan:
+        """The plan's line for a layer."""
+        return LayerPlan(
+            name=layer.name,
+            tensor=layer.tensor,
+            shape=layer.shape,
+            format=asked.format,
+            group_size=asked.group_size,
+            rule=self.rule(asked.format),
+            rounding=self.rounding(asked.format),
+            bytes=layer_bytes(layer, Scheme(asked.format, asked.group_size)),
+            in_ratio=asked.in_ratio,
+            reason=asked.reason,
+        )
 
     def calibrates(self, name: str) -> bool:
         """Whether calibration is for layers of this format: it would change nothing at 8 bits."""
@@ -153,7 +175,7 @@ class _Planner:
             "Use --group-size-fallback adjust, another --group-size, or --override for these",
         )
 
-    def notes(self, layers: Sequence[Layer], given: Sequence[_Asked]) -> tuple[str, ...]:
+    def notes(self, layers: Sequence[Layer], given: Sequence[Asked]) -> tuple[str, ...]:
         """What became of misfits, in one line."""
         if not self.misfits:
             return ()
@@ -161,7 +183,7 @@ class _Planner:
         told = ", ".join(f"{count} {name}" + (f" group {group}" if group > 0 else "") for (name, group), count in sorted(kinds.items()))
         return (f"{len(self.misfits)} layers that the group does not fit: {told}",)
 
-    def requested_bits(self, layers: Sequence[Layer], asked: Sequence[_Asked]) -> float:
+    def requested_bits(self, layers: Sequence[Layer], asked: Sequence[Asked]) -> float:
         """Bits per weight if every group fitted and the ratio were met exactly."""
         ratio = self.options.ratio
         bits = total = 0.0
@@ -174,7 +196,7 @@ class _Planner:
         return round(bits / total, 4) if total else 0.0
 
 
-def _bits(layer: Layer, asked: _Asked) -> float:
+def _bits(layer: Layer, asked: Asked) -> float:
     """Bits per weight, whether or not the group divides the layer."""
     if asked.format in FLOATS:
         return 8 * layer_bytes(layer, Scheme(asked.format, -1)) / layer.size
@@ -183,23 +205,8 @@ def _bits(layer: Layer, asked: _Asked) -> float:
     return sum(part.nbytes for part in formats.get(asked.format).parts((8, width), -1)) / width
 
 
-def _entry(layer: Layer, asked: _Asked, rule: str, rounding: Literal["nearest", "gptq"]) -> LayerPlan:
-    return LayerPlan(
-        name=layer.name,
-        tensor=layer.tensor,
-        shape=layer.shape,
-        format=asked.format,
-        group_size=asked.group_size,
-        rule=rule,
-        rounding=rounding,
-        bytes=layer_bytes(layer, Scheme(asked.format, asked.group_size)),
-        in_ratio=asked.in_ratio,
-        reason=asked.reason,
-    )
-
-
 def _beyond_ratio(
-    layers: Sequence[Layer], given: Sequence[_Asked], planner: _Planner, scores: Mapping[str, float], measured: Measured | None
+    layers: Sequence[Layer], given: Sequence[Asked], planner: Planner, scores: Mapping[str, float], measured: Measured | None
 ) -> list[int]:
     """Places of the layers that fit the main format and get the backup, so that the rest is the asked share of all that the ratio counts."""
     ratio = planner.options.ratio

@@ -11,7 +11,7 @@ from llmcomp.graph.layer import Layer
 from llmcomp.options import ExportOptions
 from llmcomp.planning.check import group_of, is_low, resolve
 from llmcomp.planning.devices import ragged
-from llmcomp.planning.measured import candidate, parse_candidate
+from llmcomp.planning.measured import Measured, MeasuredLayer, candidate, parse_candidate
 from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, Scheme
 
 LADDER = ("int4_sym:32", "int4_sym:64", "int4_sym:128", "int4_asym:32", "int4_asym:64", "int8_asym:-1")
@@ -55,3 +55,12 @@ def _fits(layer: Layer, scheme: Scheme) -> bool:
     if "Gather" in layer.ops and not formats.get(scheme.format).for_embeddings:
         return False
     return (scheme.group_size == -1 or layer.shape[-1] % scheme.group_size == 0) and not ragged(layer, scheme)
+
+
+def not_measured(layers: Sequence[Layer], schemes: Sequence[Scheme]) -> Measured:
+    """The file before anything is known: each layer with all that could be told of it, and no loss."""
+    lines = []
+    for layer in layers:
+        nats = {candidate(x.format, x.group_size): 0.0 for x in fitting(layer, schemes)}
+        lines.append(MeasuredLayer(name=layer.name, tensor=layer.tensor, shape=layer.shape, nats=nats))
+    return Measured(data="", tokens=0, layers=tuple(lines))

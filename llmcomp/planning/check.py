@@ -28,6 +28,9 @@ COMPRESSION_FIELDS = {
     "awq",
     "scale_estimation",
     "gptq",
+    "target_size",
+    "target_bpw",
+    "max_loss",
 }
 
 
@@ -77,17 +80,21 @@ def check_options(options: ExportOptions) -> None:
     asked = [
         flag for flag, on in (("--awq", options.awq), ("--scale-estimation", options.scale_estimation), ("--gptq", options.gptq)) if on
     ]
-    if needs_data(options) and options.dataset is None:
+    if options.budget is not None and main in FLOATS:
+        raise OptionError(
+            f"--{options.budget.replace('_', '-')}", f"{main} is no format that anything is to be saved with", "Name a format of few bits"
+        )
+    if needs_data(options) and options.dataset is None and options.budget is None:
         raise OptionError(
             f"--sensitivity-metric {options.sensitivity_metric}",
             "it looks at data",
             "Name some with --dataset, or --sensitivity FILE, which `llmcomp measure` writes",
         )
-    if options.sensitivity is not None and not needs_scores(options):
+    if options.sensitivity is not None and not needs_scores(options) and options.budget is None:
         raise OptionError(
             "--sensitivity",
             f"with ratio {options.ratio:g} and {main} no layers are ranked",
-            "Give a --ratio between 0 and 1, or leave it out",
+            "Give a --ratio between 0 and 1 or a budget, or leave it out",
         )
     if options.dataset is not None and not asked and options.plan is None and not needs_data(options):
         raise OptionError(
@@ -131,9 +138,14 @@ def check_rule(place: str, name: str, rule: str) -> None:
     Raises:
         OptionError: with `place` as the thing.
     """
-    known = (*formats.get(name).rules, SEARCH, SCALE_ESTIMATION)
+    known = known_rules(name)
     if rule not in known:
         raise OptionError(place, f"{name} has no rule {rule!r}", did_you_mean(rule, known))
+
+
+def known_rules(name: str) -> tuple[str, ...]:
+    """What can pick the scales of a format."""
+    return (*formats.get(name).rules, SEARCH, SCALE_ESTIMATION)
 
 
 def needs_scores(options: ExportOptions) -> bool:
@@ -143,4 +155,6 @@ def needs_scores(options: ExportOptions) -> bool:
 
 def needs_data(options: ExportOptions) -> bool:
     """Whether a plan must see data first."""
-    return needs_scores(options) and options.sensitivity is None and options.sensitivity_metric != DATA_FREE
+    if options.sensitivity is not None or options.plan is not None:
+        return False
+    return options.budget is not None or (needs_scores(options) and options.sensitivity_metric != DATA_FREE)

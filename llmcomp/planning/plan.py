@@ -57,6 +57,40 @@ class Summary(BaseModel):
     ratio_requested: float | None = None
 
 
+class Point(BaseModel):
+    """A size that a model can be brought to, and what it loses then."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    bin_bytes: int
+    bits_per_weight: float
+    """8 x bytes of the .bin / elements of the source weights."""
+    nats: float
+    """Predicted KL at the model's end, nats per token."""
+
+
+class Budget(BaseModel):
+    """The budget that a plan was made for, and how near to the best it comes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["target_size", "target_bpw", "max_loss"]
+    requested: float
+    """Bytes of the .xml and .bin together, bits per weight, or nats per token."""
+    reached: float
+    """In the same unit; for max_loss the prediction."""
+    nats: float
+    """Predicted KL, nats per token."""
+    bound: float
+    """Under a size or bits: no plan that fits is predicted to lose less nats than this. Under a loss: none that keeps it has fewer bytes."""
+    gap: float
+    """How far the best plan could lie below this one, in the unit of `bound`; 0 if this one is proven the best."""
+    interaction: float
+    """What the sum of the layers' own losses was multiplied with."""
+    table: tuple[Point, ...] = ()
+    """Sizes against predicted losses, from the smallest model to the best."""
+
+
 class Plan(BaseModel):
     """Layers in topological order, and what they add up to."""
 
@@ -71,6 +105,7 @@ class Plan(BaseModel):
     layers: tuple[LayerPlan, ...]
     summary: Summary
     notes: tuple[str, ...] = ()
+    budget: Budget | None = None
 
     def to_json(self) -> str:
         """One layer a line, so that a diff of two plans reads."""
@@ -82,7 +117,7 @@ class Plan(BaseModel):
         return file.from_json(cls, VERSION, text, where, "plan")
 
     def check_against(self, layers: Sequence[Layer], where: str = "plan") -> Plan:
-        """This plan for these layers, its bytes and totals computed anew.
+        """This plan for these layers, its bytes and totals computed anew, without a budget, which an edited plan may no longer meet.
 
         Raises:
             OptionError: a layer is missing, unknown, of another tensor or shape, or a format does not exist or does not fit.
@@ -98,7 +133,7 @@ class Plan(BaseModel):
             )
         checked = tuple(_checked(planned[layer.name], layer, where) for layer in layers)
         summary = summarize(checked, self.main, self.summary.ratio_requested, self.summary.bits_per_weight_requested)
-        return self.model_copy(update={"layers": checked, "summary": summary})
+        return self.model_copy(update={"layers": checked, "summary": summary, "budget": None})
 
     @property
     def is_calibrated(self) -> bool:

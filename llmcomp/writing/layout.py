@@ -14,6 +14,7 @@ import numpy as np
 
 from llmcomp.formats import Node, Part
 from llmcomp.graph.folds import Fold
+from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph
 from llmcomp.planning import Scheme, layer_chain, layer_parts
 
@@ -93,6 +94,11 @@ def make_layout(graph: ModelGraph, schemes: Mapping[str, Scheme], folds: Collect
             if values not in integers:
                 integers[values] = take(8 * len(values))
     return Layout(slots, constants, inserted, integers, -(-position // ALIGN) * ALIGN)
+
+
+def layer_room(layer: Layer, scheme: Scheme) -> int:
+    """Bytes that a layer's parts take in the .bin, alignment included."""
+    return sum(-(-part.nbytes // ALIGN) * ALIGN for part in layer_parts(layer, scheme))
 
 
 def chain_integers(node: Node) -> list[tuple[int, ...]]:

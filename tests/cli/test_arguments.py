@@ -20,16 +20,18 @@ def parsed(*arguments: str) -> ExportOptions:
 
 
 def test_every_option_reaches_its_field() -> None:
-    samples = {"number": "0.5", "integer": "32", "text": "x", "path": "x", "list": "x=int4"}
+    samples = {"switch": "", "number": "0.5", "integer": "32", "text": "x", "path": "x", "list": "x=int4"}
     for option in OPTIONS:
-        if not option.flags or option.field in ("plan", "recipe"):
+        # Files, and a recipe's fields beside its own, are told apart elsewhere.
+        if not option.flags or option.field in ("plan", "recipe", "quality", "sensitivity") or EXPORT not in option.commands:
             continue
         for flag in option.flags:
-            value = [] if option.kind == "switch" else [option.choices[0] if option.choices else samples[option.kind]]
-            # How data is read is said of data alone.
-            beside = ["--dataset", "x"] if option.group == CALIBRATION else []
+            sample = "1GB" if option.field == "target_size" else samples[option.kind]
+            value = [] if option.kind == "switch" else [option.choices[0] if option.choices else sample]
+            # How data is read is said of data alone, and what to judge on where something is judged.
+            beside = ["--dataset", "x"] if option.group == CALIBRATION else ["--eval"] if option.field == "eval_dataset" else []
             got = parsed("m", "out", *beside, flag, *value)
-            assert got.model_fields_set == {"model", "output", option.field, *(["dataset"] if beside else [])}, flag
+            assert got.model_fields_set == {"model", "output", option.field, *(name.strip("-") for name in beside[:1])}, flag
 
 
 def test_what_is_not_given_is_left_to_the_defaults() -> None:
@@ -42,6 +44,11 @@ def test_the_command_line_switches_off_what_a_recipe_switches_on(tmp_path: Path)
     got = parsed("m", "out", "--recipe", str(recipe), "--no-sym", "--override", "*c=keep", "--ignored-scope", "type:Gather")
     assert (got.sym, got.all_layers) == (False, True)
     assert got.override == ("*a=int8", "*c=keep") and got.ignored_scope.names == ("b",) and got.ignored_scope.types == ("Gather",)
+
+
+def test_a_table_is_that_of_a_budget(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["plan", "no-model", "--table", str(tmp_path / "t.json")]) == 2
+    assert "--table: only a budget has one" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("where", "words"), [("edited.json", "it exists"), (".", "not a file"), ("no/plan.json", "folder does not exist")])

@@ -34,6 +34,19 @@ def test_the_table_and_the_options_agree() -> None:
         ({"plan": Path("no-such-plan")}, "no such file"),
         ({"plan": Path("p"), "ratio": 0.5}, "--ratio"),
         ({"plan": Path("p"), "recipe": "r"}, "--recipe"),
+        ({"target_size": "many"}, "--target-size many: it is not a number"),
+        ({"target_size": "3.5Gb/s"}, "--target-size 3.5Gb/s"),
+        ({"target_size": "-1GB"}, "--target-size -1GB"),
+        ({"target_size": "0"}, "--target-size 0: no model fits"),
+        ({"target_bpw": 0}, "target_bpw 0"),
+        ({"max_loss": -0.1}, "max_loss -0.1"),
+        ({"target_size": "1GB", "target_bpw": 4}, "--target-size --target-bpw: each of them"),
+        ({"max_loss": 0.1, "ratio": 0.5}, "--ratio 0.5: --max-loss decides"),
+        ({"plan": Path("p"), "target_bpw": 4}, "--target-bpw"),
+        ({"plan": Path("p"), "quality": "best"}, "--quality"),
+        ({"quality": "worst"}, "quality 'worst'"),
+        ({"eval_dataset": Path("x.txt")}, "--eval-dataset: nothing is judged"),
+        ({"eval_dataset": Path("x.txt"), "dataset": "./x.txt", "max_loss": 0.1}, "it is the calibration data"),
         ({"num_samples": 4}, "--num-samples.*--dataset, which is not given"),
         ({"sequence_length": 4}, "--sequence-length.*--dataset, which is not given"),
         ({"dataset_column": "a"}, "--dataset-column.*--dataset, which is not given"),
@@ -50,6 +63,24 @@ def test_the_table_and_the_options_agree() -> None:
 def test_what_makes_no_sense_is_named(values: dict[str, object], words: str) -> None:
     with pytest.raises(OptionError, match=words):
         ExportOptions(model="m", **values)
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("3.5GB", 3_500_000_000),
+        ("0.7gb", 700_000_000),
+        ("900 MiB", 900 * 2**20),
+        ("1.5KiB", 1536),
+        ("12345", 12345),
+        ("2.5", 2),
+        (".5kb", 500),
+        (12345, 12345),
+        ("Same", "same"),
+    ],
+)
+def test_sizes_as_people_write_them(text: object, nbytes: object) -> None:
+    assert ExportOptions(model="m", target_size=text).target_size == nbytes
 
 
 def test_the_token_is_no_ones_business() -> None:
@@ -120,6 +151,29 @@ def test_the_shipped_recipes() -> None:
         build({"model": "m", "recipe": name})
     with pytest.raises(OptionError, match="laptop-int4"):
         load_recipe("laptop-int5")
+
+
+def test_a_quality_is_the_recipe_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "best").write_text("weight_format: int8")
+    for name in ("fast", "balanced", "high", "best"):
+        options = build({"model": "m", "quality": name})
+        assert options.model_dump(exclude={"quality", "recipe"}) == build({"model": "m", **load_recipe(str(recipes()[name]))}).model_dump(
+            exclude={"quality", "recipe"}
+        )
+        assert options.dataset == (None if name == "fast" else "auto")
+    assert build({"model": "m", "quality": "high", "dataset": "x.txt", "gptq": False}).model_dump() | {"num_samples": 128} == (
+        build({"model": "m", "quality": "balanced", "dataset": "x.txt"}).model_dump() | {"quality": "high"}
+    )
+    with pytest.raises(OptionError, match="--quality: it is a recipe"):
+        build({"model": "m", "quality": "high", "recipe": "laptop-int4"})
+
+
+def test_a_budget_replaces_the_recipes(tmp_path: Path) -> None:
+    assert build({"model": "m", "quality": "best"}).budget == "target_size"
+    assert build({"model": "m", "quality": "best", "target_bpw": 5}).budget == "target_bpw"
+    assert build({"model": "m", "quality": "best", "ratio": 0.8}).budget is None
+    assert build({"model": "m", "quality": "best", "target_size": "1GB"}).target_size == 10**9
 
 
 def test_the_recipe_of_a_bare_export_is_what_it_says() -> None:

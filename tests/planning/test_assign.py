@@ -264,6 +264,7 @@ def test_routers_are_spared() -> None:
         ({"weight_format": "int8", "group_size": 64}, "one scale for each output channel"),
         ({"weight_format": "fp32", "group_size": 64}, "no scales"),
         ({"weight_format": "int4_asym", "sym": True}, "--weight-format int4_sym"),
+        ({"weight_format": "fp16", "target_bpw": 5}, "--target-bpw: fp16"),
         ({"override": ["*q_proj=fp16:64"]}, "no groups"),
         ({"override": ["*q_proj=int44"]}, "int44"),
     ],
