@@ -2,7 +2,7 @@
 
 comes in: a graph, a plan, its folds, token rows
 goes out: Factors for all folds, and each calibrated layer compressed, handed on as soon as it is ready
-may import: algorithms, calibration, formats, graph, planning, solving
+may import: adapting, algorithms, calibration, formats, graph, planning, solving
 read first: this file, then calibration/runner.py
 """
 
@@ -18,23 +18,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmcomp.adapting import Stored, correct
 from llmcomp.algorithms import awq, equalize
 from llmcomp.calibration.runner import OpenSection, Runner
-from llmcomp.formats import CompressedWeight
 from llmcomp.graph.factors import Factors, make_factors
 from llmcomp.graph.folds import Fold
 from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph, flat_rows
 from llmcomp.graph.sections import Section, Sections
-from llmcomp.planning import Plan
+from llmcomp.planning import Plan, adapters
 from llmcomp.solving import TINY, Moments, roundtrip, solve
 
 SAMPLED_ROWS = 128
 """Rows of a weight by which the factors of a fold are chosen."""
 Check = Callable[[Layer, NDArray[Any]], None]
 """Raises NonFiniteWeightError if a layer's rows hold NaN or Inf."""
-Put = Callable[[Layer, CompressedWeight, float, float], None]
-"""(layer, its compressed weight with f32 scales, relative squared error of its weights, seconds)."""
+Put = Callable[[Layer, Stored, float, float], None]
+"""(layer or adapter, its compressed weight with f32 scales or its float rows, relative squared error of its weights, seconds)."""
 
 
 @dataclass
@@ -165,11 +165,28 @@ class _Stage:
             w = weights[layer.name] * columns * scale_rows
             weight, told = solve(self.schemes[layer.name], w, moments)
             back = weight.stored().dequantize()
+            if self.schemes[layer.name].adapter_rank:
+                back, told = self._correct(layer, w, back, moments, told)
             error = float(np.square(back - w, dtype=np.float64).sum()) / max(float(np.square(w, dtype=np.float64).sum()), TINY)
             self.put(layer, weight, error, time.perf_counter() - started)
             self.told[layer.name] = told
             found[layer.name] = back / columns / scale_rows
         return found
+
+    def _correct(
+        self, layer: Layer, w: NDArray[np.float32], back: NDArray[np.float32], moments: Moments, told: dict[str, Any]
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Hand a layer's adapters on; returns what the layer is with them, and the report's line."""
+        started, scheme = time.perf_counter(), self.schemes[layer.name]
+        found = correct(scheme, w, back, moments)
+        for (adapter, _), weight in zip(adapters(layer, scheme), found.adapters, strict=True):
+            self.put(adapter, weight, 0.0, time.perf_counter() - started)
+        return back + found.product, {
+            **told,
+            "loss": found.loss,
+            "rounded_loss": told["loss"],
+            "adapters": "kept" if found.helps else "zeros",
+        }
 
 
 def _spread(rows: int) -> NDArray[np.int64]:

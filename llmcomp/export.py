@@ -132,7 +132,8 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
             write_side_files(graph, plan, options, folder)
         with run.stage("verify"):
             mode = verify.choose(options.verify, layout.size)
-            verified = verify.verify(mode, xml, folder / JOURNAL, graph.layers, layout, done.tail, graph.vocabulary)
+            matrices = [layer for layer, _ in planning.stored(graph.layers, schemes)]
+            verified = verify.verify(mode, xml, folder / JOURNAL, matrices, layout, done.tail, graph.vocabulary)
             (folder / JOURNAL).unlink()
         evaluation = _judge(options, checkpoint, folder, run) if options.eval else None
         nbytes = xml.with_suffix(".bin").stat().st_size
@@ -159,11 +160,10 @@ def dry_run(options: ExportOptions, progress: Progress | None = None) -> Forecas
     plan = _plan(graph, options, run)
     if plan.is_calibrated:
         run.warn("calibration's own time and memory are not in the forecast, which is that of rounding the same layers plainly")
-        plan, _ = plan.without_calibration(())
-    schemes = _schemes(plan)
-    layout = make_layout(graph, schemes, choose_folds(graph, plan))
+    layout = make_layout(graph, _schemes(plan), choose_folds(graph, plan))
     check_disk(options.output, layout.size)
-    return forecast(graph, schemes, layout, _quantizer(NO_FACTORS), _workers())
+    plain, _ = plan.without_calibration(())
+    return forecast(graph, _schemes(plain), layout, _quantizer(NO_FACTORS), _workers())
 
 
 def _open(options: ExportOptions) -> Checkpoint:
@@ -270,19 +270,19 @@ def _compress(
     run: _Run,
 ) -> Compressed:
     schemes = _schemes(plan)
+    matrices = {layer.name: (layer, scheme) for layer, scheme in planning.stored(graph.layers, schemes)}
 
     def tell(layer: Layer, outcome: Outcome) -> None:
-        run.progress.layer(
-            layer.name, schemes[layer.name].format, outcome.seconds, group_size=schemes[layer.name].group_size, error=outcome.error
-        )
+        _, scheme = matrices[layer.name]
+        run.progress.layer(layer.name, scheme.format, outcome.seconds, group_size=scheme.group_size, error=outcome.error)
         if outcome.error > LOST:
             run.warn(
-                f"{layer.name}: {schemes[layer.name].format} keeps nothing of it (relative squared error {outcome.error:.2f}): its weights are below "
+                f"{layer.name}: {scheme.format} keeps nothing of it (relative squared error {outcome.error:.2f}): its weights are below "
                 f"the least step, or no match for the table; --override '{layer.name}=keep' leaves it as it is"
             )
 
     path, calibrated = folder / "openvino_model.bin", None
-    run.progress.start(sum(layer.size for layer in graph.layers), "weights")
+    run.progress.start(sum(layer.size for layer, _ in matrices.values()), "weights")
     try:
         with (
             Journal(folder / JOURNAL) as journal,

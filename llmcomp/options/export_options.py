@@ -50,6 +50,9 @@ class ExportOptions(BaseModel):
     awq: bool = False
     scale_estimation: bool = False
     gptq: bool = False
+    lora_correction: bool = False
+    lora_rank: int = Field(default=8, ge=1)
+    lora_adapters: Literal["int8_asym", "fp16"] = "int8_asym"
     sensitivity_metric: Literal["weight_quantization_error"] = "weight_quantization_error"
     # Not of the compression: statistics of the data are of use beside a plan, too.
     dataset: str | tuple[str, ...] | None = None
@@ -86,6 +89,11 @@ class ExportOptions(BaseModel):
                 "group_size 0", "a group holds at least one weight", "Give a positive size, or -1 for one scale per output channel"
             )
         _ = self.overrides  # parsed for its errors
+        for field in ("lora_rank", "lora_adapters"):
+            if not self.lora_correction and field in self.model_fields_set:
+                raise OptionError(
+                    _flag(field), "it says what --lora-correction adds, which is not asked for", "Ask for it, or leave it out"
+                )
         self._check_dataset()
         if self.plan is not None:
             idle = [option for option in OPTIONS if option.compression and option.field in self.model_fields_set]

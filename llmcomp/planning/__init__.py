@@ -10,7 +10,18 @@ from llmcomp.planning.assign import make_plan
 from llmcomp.planning.check import COMPRESSION_FIELDS, check_options, is_low, needs_scores
 from llmcomp.planning.devices import runs_packed
 from llmcomp.planning.plan import LayerPlan, Plan, Summary
-from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, SEARCH, Scheme, float_type, layer_bytes, layer_chain, layer_parts
+from llmcomp.planning.scheme import (
+    FLOATS,
+    SCALE_ESTIMATION,
+    SEARCH,
+    Scheme,
+    adapters,
+    float_type,
+    layer_bytes,
+    layer_chain,
+    layer_parts,
+    stored,
+)
 
 __all__ = [
     "COMPRESSION_FIELDS",
@@ -21,6 +32,7 @@ __all__ = [
     "Plan",
     "Scheme",
     "Summary",
+    "adapters",
     "check_options",
     "float_type",
     "is_low",
@@ -30,4 +42,5 @@ __all__ = [
     "make_plan",
     "needs_scores",
     "runs_packed",
+    "stored",
 ]

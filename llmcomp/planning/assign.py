@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import asdict, dataclass, replace
 
 from llmcomp import formats
 from llmcomp.errors import GroupSizeError, OptionError
@@ -22,7 +21,7 @@ from llmcomp.planning.devices import ragged
 from llmcomp.planning.matching import ignored_layers, overridden_layers
 from llmcomp.planning.plan import LayerPlan, Plan, summarize
 from llmcomp.planning.roles import is_router
-from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, Scheme, layer_bytes
+from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, Scheme, adaptable, adapter_bytes, layer_bytes
 from llmcomp.planning.select import nearest_subset
 
 LEAST_GROUP = 32
@@ -58,10 +57,7 @@ def make_plan(layers: Sequence[Layer], options: ExportOptions, scores: Mapping[s
     if planner.mixes:
         for i in _beyond_ratio(layers, given, planner.main, options.ratio, scores or {}):
             given[i] = replace(planner.backup(f"beyond the ratio {options.ratio:g}"), in_ratio=True)
-    entries = tuple(
-        _entry(layer, one, planner.rule(one.format), "gptq" if planner.calibrates(one.format) and options.gptq else "nearest")
-        for layer, one in zip(layers, given, strict=True)
-    )
+    entries = tuple(planner.entry(layer, one) for layer, one in zip(layers, given, strict=True))
     return Plan(
         main=planner.main,
         folds="awq" if options.awq else "equalize" if options.folds == "auto" and is_low(planner.main) else "none",
@@ -130,6 +126,30 @@ class _Planner:
             return SCALE_ESTIMATION
         return self.options.scale_rule if name == self.main and self.options.scale_rule != "auto" else formats.get(name).best_rule
 
+    def adapter_rank(self, layer: Layer, name: str) -> int:
+        """The rank of the correction of a layer of this format, at most that of the layer itself."""
+        wanted = self.options.lora_correction and self.calibrates(name) and adaptable(layer)
+        return min(self.options.lora_rank, *layer.shape) if wanted else 0
+
+    def entry(self, layer: Layer, asked: _Asked) -> LayerPlan:
+        scheme = Scheme(
+            asked.format,
+            asked.group_size,
+            self.rule(asked.format),
+            "gptq" if self.options.gptq and self.calibrates(asked.format) else "nearest",
+            self.adapter_rank(layer, asked.format),
+            self.options.lora_adapters,
+        )
+        return LayerPlan(
+            name=layer.name,
+            tensor=layer.tensor,
+            shape=layer.shape,
+            **asdict(scheme),
+            bytes=layer_bytes(layer, scheme),
+            in_ratio=asked.in_ratio,
+            reason=asked.reason,
+        )
+
     def calibrates(self, name: str) -> bool:
         """Whether calibration is for layers of this format: it would change nothing at 8 bits."""
         return name not in FLOATS and is_low(name)
@@ -162,6 +182,12 @@ class _Planner:
             own = _bits(layer, one)
             if self.mixes and one.in_ratio:
                 own = ratio * own + (1 - ratio) * _bits(layer, self.backup(""))
+            rank = self.adapter_rank(layer, one.format)
+            own += (
+                8
+                * adapter_bytes(layer.shape, Scheme(one.format, -1, adapter_rank=rank, adapter_format=self.options.lora_adapters))
+                / layer.size
+            )
             bits += layer.size * own
             total += layer.size
         return round(bits / total, 4) if total else 0.0
@@ -182,21 +208,6 @@ def _bits(layer: Layer, asked: _Asked) -> float:
     width = asked.group_size if asked.group_size > 0 else layer.shape[-1]
     # Eight channels together, so that no nibble is lost to rounding.
     return sum(part.nbytes for part in formats.get(asked.format).parts((8, width), -1)) / width
-
-
-def _entry(layer: Layer, asked: _Asked, rule: str, rounding: Literal["nearest", "gptq"]) -> LayerPlan:
-    return LayerPlan(
-        name=layer.name,
-        tensor=layer.tensor,
-        shape=layer.shape,
-        format=asked.format,
-        group_size=asked.group_size,
-        rule=rule,
-        rounding=rounding,
-        bytes=layer_bytes(layer, Scheme(asked.format, asked.group_size)),
-        in_ratio=asked.in_ratio,
-        reason=asked.reason,
-    )
 
 
 def _beyond_ratio(layers: Sequence[Layer], given: Sequence[_Asked], main: str, ratio: float, scores: Mapping[str, float]) -> list[int]:

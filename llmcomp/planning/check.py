@@ -26,6 +26,9 @@ COMPRESSION_FIELDS = {
     "awq",
     "scale_estimation",
     "gptq",
+    "lora_correction",
+    "lora_rank",
+    "lora_adapters",
 }
 
 
@@ -62,12 +65,10 @@ def check_options(options: ExportOptions) -> None:
         raise OptionError(f"--scale-rule {options.scale_rule}", f"{main} has no scales", "Leave it out")
     if options.scale_rule != "auto" and main not in FLOATS:
         check_rule(f"--scale-rule {options.scale_rule}", main, options.scale_rule)
-    asked = [
-        flag for flag, on in (("--awq", options.awq), ("--scale-estimation", options.scale_estimation), ("--gptq", options.gptq)) if on
-    ]
+    asked = [flag for flag, on in calibrated_options(options).items() if on]
     if options.dataset is not None and not asked and options.plan is None:
         raise OptionError(
-            "--dataset", "nothing that was asked for looks at data", "Add --awq, --scale-estimation or --gptq, or leave it out"
+            "--dataset", "nothing that was asked for looks at data", f"Add {' or '.join(calibrated_options(options))}, or leave it out"
         )
     if asked and not is_low(main):
         raise OptionError(" ".join(asked), f"{main} loses too little for calibration to help", "Use a format of fewer than 8 bits")
@@ -86,6 +87,16 @@ def check_options(options: ExportOptions) -> None:
         if name in FLOATS:
             raise OptionError(f"override '{override.text}'", f"{override.format} has no groups", "Leave the group size out")
         check_group(f"override '{override.text}'", name, override.group_size)
+
+
+def calibrated_options(options: ExportOptions) -> dict[str, bool]:
+    """The options that look at data, and whether they are on."""
+    return {
+        "--awq": options.awq,
+        "--scale-estimation": options.scale_estimation,
+        "--gptq": options.gptq,
+        "--lora-correction": options.lora_correction,
+    }
 
 
 def check_group(place: str, name: str, group_size: int) -> None:

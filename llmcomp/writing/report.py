@@ -58,6 +58,7 @@ def make_report(
                 "group_size": entry.group_size,
                 "rule": entry.rule,
                 "rounding": entry.rounding,
+                "adapters": {"rank": entry.adapter_rank, "format": entry.adapter_format} if entry.adapter_rank else None,
                 "bytes": entry.bytes,
                 "scale_type": outcome.scale_type if entry.format != "keep" else None,
                 "relative_error": round(outcome.error, 8),
