@@ -2,7 +2,7 @@
 
 comes in: a graph, a plan, its folds, token rows
 goes out: Factors for all folds, and each calibrated layer compressed, handed on as soon as it is ready
-may import: adapting, algorithms, calibration, formats, graph, planning, solving
+may import: adapting, algorithms, calibration, fitting, formats, graph, planning, solving
 read first: this file, then calibration/runner.py
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from llmcomp.adapting import Stored, correct
 from llmcomp.algorithms import awq, equalize
 from llmcomp.calibration.runner import OpenSection, Runner
+from llmcomp.fitting import fit_table
+from llmcomp.formats import ADAPTIVE
 from llmcomp.graph.factors import Factors, make_factors
 from llmcomp.graph.folds import Fold
 from llmcomp.graph.layer import Layer
@@ -82,6 +84,25 @@ def calibrate(
     return Calibrated(factors, [told[i] for i in order], stage.told)
 
 
+def input_power(
+    graph: ModelGraph, plan: Plan, sections: Sections, rows: Sequence[NDArray[np.int64]], check: Check, scratch: Path
+) -> dict[str, NDArray[np.float32]]:
+    """Layer name -> the second moment of each of its inputs [in] in the float model, in a pass of its own over the data.
+
+    Raises:
+        NonFiniteWeightError: a weight holds NaN or Inf, by `check`.
+    """
+    stage = _Stage(graph, plan, lambda *_: None, check)
+    found: dict[str, NDArray[np.float32]] = {}
+    with Runner(sections, rows, scratch) as runner:
+        runner.start(stage.first_weights(sections, runner.used_ids()))
+        for section in sections.parts[1:]:
+            statistics = runner.open(section).observe(stage.read(section), advance=True)
+            for names, one in zip(section.sites, statistics, strict=True):
+                found |= dict.fromkeys(names, np.diagonal(one.second_moment).copy())
+    return found
+
+
 def inner_folds(folds: Sequence[Fold], sections: Sections) -> tuple[Fold, ...]:
     """The folds whose weights are all in one section."""
     return tuple(fold for fold in folds if any(_inside(fold, section) for section in sections.parts[1:]))
@@ -116,7 +137,7 @@ class _Stage:
     def compress(self, opened: OpenSection, folds: Sequence[Fold]) -> list[tuple[NDArray[np.float32], dict[str, Any]]]:
         """Compress a section and push the hidden states through it; returns factors and a line for each fold."""
         section = opened.section
-        weights = {layer.name: self._read(layer) for layer in section.layers}
+        weights = self.read(section)
         second_order = any(scheme.rounding == "gptq" for scheme in self.schemes.values())
         statistics = opened.observe(weights, advance=not second_order)
         hessians = {name: s.second_moment for names, s in zip(section.sites, statistics, strict=True) for name in names}
@@ -131,6 +152,9 @@ class _Stage:
         if second_order and not section.last:
             opened.advance(weights)
         return found
+
+    def read(self, section: Section) -> dict[str, NDArray[np.float32]]:
+        return {layer.name: self._read(layer) for layer in section.layers}
 
     def _read(self, layer: Layer) -> NDArray[np.float32]:
         rows = self.graph.rows(layer, 0, flat_rows(layer))
@@ -163,9 +187,12 @@ class _Stage:
             started = time.perf_counter()
             scale_rows = factors.rows.get(layer.name, np.ones(len(weights[layer.name]), np.float32))[:, None]
             w = weights[layer.name] * columns * scale_rows
-            weight, told = solve(self.schemes[layer.name], w, moments)
+            scheme = self.schemes[layer.name]
+            if scheme.format == ADAPTIVE:
+                scheme = replace(scheme, format=fit_table(scheme, [(w, moments.diagonal)]))
+            weight, told = solve(scheme, w, moments)
             back = weight.stored().dequantize()
-            if self.schemes[layer.name].adapter_rank:
+            if scheme.adapter_rank:
                 back, told = self._correct(layer, w, back, moments, told)
             error = float(np.square(back - w, dtype=np.float64).sum()) / max(float(np.square(w, dtype=np.float64).sum()), TINY)
             self.put(layer, weight, error, time.perf_counter() - started)

@@ -20,10 +20,11 @@ from llmcomp import checkpoint as checkpoints
 from llmcomp import formats, kernels, planning
 from llmcomp.algorithms import sensitivity
 from llmcomp.algorithms.search import search
-from llmcomp.calibrating import calibrate, inner_folds
+from llmcomp.calibrating import calibrate, inner_folds, input_power
 from llmcomp.calibration import Samples, samples_of, self_text, starts_of
 from llmcomp.calibration.load import AUTO, row_length
 from llmcomp.checkpoint import Checkpoint
+from llmcomp.fitting import fit_tables
 from llmcomp.folding import choose_folds, fold
 from llmcomp.graph.factors import NO_FACTORS, Factors
 from llmcomp.graph.folds import Fold
@@ -293,15 +294,33 @@ def _compress(
                     factors, folded = fold(graph, plan, folds, _workers())
             else:
                 with run.stage("calibrate"), TemporaryDirectory(prefix=".calibration-", dir=folder) as scratch:
-                    calibrated = calibrate(graph, plan, folds, sections, samples.rows, writer.put, writer.check_finite, Path(scratch))
+                    seen = _share_tables(graph, plan, folds, sections, samples, writer, Path(scratch))
+                    calibrated = calibrate(graph, seen, folds, sections, samples.rows, writer.put, writer.check_finite, Path(scratch))
                     factors, folded = calibrated.factors, calibrated.folds
             with run.stage("compress"):
                 rest = [layer for layer in graph.layers if layer.name not in writer.outcomes]
-                writer.stream(rest, _quantizer(factors), factors)
+                tables = fit_tables(graph, schemes, rest, factors, plan.tables == "blocks", workers=_workers())
+                writer.stream(rest, _quantizer(factors), factors, tables)
                 tail = writer.finish(factors)
             return Compressed(writer.outcomes, tail, folded, calibrated.layers if calibrated else {})
     finally:
         kernels.clear_cache()
+
+
+def _share_tables(
+    graph: ModelGraph, plan: Plan, folds: tuple[Fold, ...], sections: Sections, samples: Samples, writer: BinWriter, scratch: Path
+) -> Plan:
+    """The plan with a codebook for the calibrated layers that share one across blocks: those must all be seen before the first is rounded."""
+    wanted = {entry.name for entry in plan.layers if entry.format == formats.ADAPTIVE and entry.scheme.is_calibrated}
+    if plan.tables != "blocks" or not wanted:
+        return plan
+    moments = input_power(graph, plan, sections, samples.rows, writer.check_finite, scratch)
+    # Factors by data are chosen later, block by block; these make the columns nearly as alike.
+    factors, _ = fold(graph, plan, folds, _workers())
+    layers = [layer for layer in graph.layers if layer.name in wanted]
+    tables = fit_tables(graph, _schemes(plan), layers, factors, True, moments, _workers())
+    entries = tuple(entry.model_copy(update={"format": tables.get(entry.name, entry.format)}) for entry in plan.layers)
+    return plan.model_copy(update={"layers": entries})
 
 
 def _judge(options: ExportOptions, checkpoint: Checkpoint, folder: Path, run: _Run) -> dict[str, Any] | None:

@@ -50,6 +50,7 @@ class ExportOptions(BaseModel):
     awq: bool = False
     scale_estimation: bool = False
     gptq: bool = False
+    codebook_scope: Literal["tensor", "blocks"] = "tensor"
     lora_correction: bool = False
     lora_rank: int = Field(default=8, ge=1)
     lora_adapters: Literal["int8_asym", "fp16"] = "int8_asym"
@@ -90,7 +91,7 @@ class ExportOptions(BaseModel):
             )
         _ = self.overrides  # parsed for its errors
         for field in ("lora_rank", "lora_adapters"):
-            if not self.lora_correction and field in self.model_fields_set:
+            if not self.lora_correction and getattr(self, field) != BY_FIELD[field].default:
                 raise OptionError(
                     _flag(field), "it says what --lora-correction adds, which is not asked for", "Ask for it, or leave it out"
                 )

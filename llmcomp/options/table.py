@@ -235,6 +235,15 @@ OPTIONS: tuple[Option, ...] = (
         compression=True,
     ),
     Option(
+        "codebook_scope",
+        ("--codebook-scope",),
+        COMPRESSION,
+        "What shares a table of the format adaptive_codebook. tensor: nothing; blocks: weights of the same name in all blocks.",
+        default="tensor",
+        choices=("tensor", "blocks"),
+        compression=True,
+    ),
+    Option(
         "lora_correction",
         ("--lora-correction",),
         COMPRESSION,

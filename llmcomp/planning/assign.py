@@ -61,6 +61,7 @@ def make_plan(layers: Sequence[Layer], options: ExportOptions, scores: Mapping[s
     return Plan(
         main=planner.main,
         folds="awq" if options.awq else "equalize" if options.folds == "auto" and is_low(planner.main) else "none",
+        tables=options.codebook_scope,
         layers=entries,
         summary=summarize(entries, planner.main, options.ratio, planner.requested_bits(layers, asked)),
         notes=notes,

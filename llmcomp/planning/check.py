@@ -26,6 +26,7 @@ COMPRESSION_FIELDS = {
     "awq",
     "scale_estimation",
     "gptq",
+    "codebook_scope",
     "lora_correction",
     "lora_rank",
     "lora_adapters",
@@ -76,6 +77,11 @@ def check_options(options: ExportOptions) -> None:
         raise OptionError("--awq", "it moves factors between weights, which --folds none forbids", "Leave one of them out")
     if options.scale_estimation and options.scale_rule not in ("auto", SCALE_ESTIMATION):
         raise OptionError("--scale-estimation", f"--scale-rule {options.scale_rule} picks the scales", "Leave one of them out")
+    named = {main, *(resolve(override.format, options.sym) for override in options.overrides)}
+    if options.codebook_scope != "tensor" and formats.ADAPTIVE not in named:
+        raise OptionError(
+            "--codebook-scope", "nothing gets a table that is fitted", f"Use --weight-format {formats.ADAPTIVE}, or leave it out"
+        )
     only = -1 if main in FLOATS else formats.get(main).group_size
     if options.group_size not in (None, only) and (only == -1 or formats.get(main).fixed_group):
         scales = "no scales" if main in FLOATS else "one scale for each output channel" if only == -1 else f"groups of {only} by definition"

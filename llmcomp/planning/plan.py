@@ -71,6 +71,8 @@ class Plan(BaseModel):
     folds: Literal["none", "equalize", "awq"] = "none"
     """equalize: columns of low-bit weights are made alike, by factors that move into norms and other weights and change nothing else;
     awq: the factors are those that lose least on the calibration data."""
+    tables: Literal["tensor", "blocks"] = "tensor"
+    """Of adaptive codebooks. tensor: each weight has its own; blocks: one for weights of the same name in all blocks."""
     layers: tuple[LayerPlan, ...]
     summary: Summary
     notes: tuple[str, ...] = ()

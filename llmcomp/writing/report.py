@@ -55,6 +55,7 @@ def make_report(
                 "tensor": entry.tensor,
                 "shape": list(entry.shape),
                 "format": entry.format,
+                "table": outcome.format if outcome.format != entry.format else None,
                 "group_size": entry.group_size,
                 "rule": entry.rule,
                 "rounding": entry.rounding,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED as FIRST
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from types import TracebackType
@@ -40,6 +40,7 @@ TILE_WEIGHTS = 1 << 21
 two cores with 4 MB of L2 and a 1.24 B model, 2^18 takes 5.9 s, 2^19 4.7, 2^20 4.3, 2^21 3.6, 2^22 3.3."""
 SPARE_WORKERS = 1
 """Threads beyond one for each core: while one waits for a page, a lock or the interpreter, they compute (measured: 10 % less time)."""
+NO_TABLES: Mapping[str, str] = {}
 ROW_STEP = 8
 """Tiles start at multiples of this many rows, so that a row's 4-bit codes and zero points start at a whole byte."""
 SAMPLES, SAMPLE_ROWS = 4, 4
@@ -68,6 +69,8 @@ class Outcome:
     """What happened to one layer."""
 
     name: str
+    format: str
+    """The plan's, or a codebook that was fitted in its place."""
     scale_type: str
     """The type that its chain computes in."""
     error: float
@@ -177,8 +180,10 @@ class BinWriter(AbstractContextManager["BinWriter"]):
         for file in self._files:
             file.close()
 
-    def stream(self, layers: Iterable[Layer], quantize: Quantizer, factors: Factors = NO_FACTORS) -> None:
-        """Read, fold, quantize and write these layers, several tiles at once.
+    def stream(
+        self, layers: Iterable[Layer], quantize: Quantizer, factors: Factors = NO_FACTORS, tables: Mapping[str, str] = NO_TABLES
+    ) -> None:
+        """Read, fold, quantize and write these layers, several tiles at once. `tables`: layer name -> the codebook that was fitted to it.
 
         Raises:
             NonFiniteWeightError: a weight holds NaN or Inf.
@@ -195,7 +200,7 @@ class BinWriter(AbstractContextManager["BinWriter"]):
 
         with ThreadPoolExecutor(self.workers + SPARE_WORKERS, "llmcomp-stream") as pool:
             try:
-                for state, tile in self._jobs(layers):
+                for state, tile in self._jobs(layers, tables):
                     # Read while the tiles before it are computed.
                     self.graph.prefetch(state.layer, *self._span(state, tile))
                     pending.add(pool.submit(self._work, state, tile, quantize, factors))
@@ -216,7 +221,10 @@ class BinWriter(AbstractContextManager["BinWriter"]):
     def put(self, layer: Layer, weight: formats.CompressedWeight | NDArray[Any], error: float, seconds: float) -> None:
         """Write a layer that is compressed already, its scale in f32, or rows [R, in] of one that stays float. `error` as in Outcome."""
         rows = tile_rows(layer.shape[-1])
-        state = _Pending(layer, self.schemes[layer.name], -(-flat_rows(layer) // rows), rows, time.perf_counter() - seconds)
+        scheme = self.schemes[layer.name]
+        if isinstance(weight, formats.CompressedWeight):
+            scheme = replace(scheme, format=weight.format.name)
+        state = _Pending(layer, scheme, -(-flat_rows(layer) // rows), rows, time.perf_counter() - seconds)
         for tile in range(state.tiles):
             start, stop = self._span(state, tile)
             if isinstance(weight, np.ndarray):
@@ -242,11 +250,13 @@ class BinWriter(AbstractContextManager["BinWriter"]):
         _write_constants(self.path, self.graph, self.layout, factors)
         return tail
 
-    def _jobs(self, layers: Iterable[Layer]) -> Iterator[tuple[_Pending, int]]:
+    def _jobs(self, layers: Iterable[Layer], tables: Mapping[str, str]) -> Iterator[tuple[_Pending, int]]:
         for layer in layers:
             rows = tile_rows(layer.shape[-1])
             tiles = -(-flat_rows(layer) // rows)
-            state = _Pending(layer, self.schemes[layer.name], tiles, rows, time.perf_counter())
+            scheme = self.schemes[layer.name]
+            scheme = replace(scheme, format=tables.get(layer.name, scheme.format))
+            state = _Pending(layer, scheme, tiles, rows, time.perf_counter())
             for tile in range(tiles):
                 yield state, tile
 
@@ -341,7 +351,9 @@ class BinWriter(AbstractContextManager["BinWriter"]):
         error = state.squared_error / state.squares if state.squares else 0.0
         seconds = time.perf_counter() - state.started
         sums = [state.sums[t] for t in range(state.tiles)]
-        self.outcomes[layer.name] = Outcome(layer.name, scale_type, error, seconds, sums, scale_sum, state.rows_per_tile)
+        self.outcomes[layer.name] = Outcome(
+            layer.name, state.scheme.format, scale_type, error, seconds, sums, scale_sum, state.rows_per_tile
+        )
         self.journal.add({"layer": layer.name, "rows": state.rows_per_tile, "sums": sums, "scale_sum": scale_sum})
         self.on_layer(layer, self.outcomes[layer.name])
 
