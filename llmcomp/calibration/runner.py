@@ -98,6 +98,7 @@ class OpenSection:
         self.runner, self.section = runner, section
         self._request = ov.Core().compile_model(section.model, "CPU", PROPERTIES).create_infer_request()
         self._sites_from = 0 if section.last else 1
+        self._flat = len(section.model.input(HIDDEN).get_partial_shape()) == 2
         self._inputs = {port.get_any_name() for port in section.model.inputs}
 
     def observe(self, weights: Weights, advance: bool = False) -> list[SiteStatistics]:
@@ -111,7 +112,7 @@ class OpenSection:
             for statistics, x in zip(found, sites, strict=True):
                 statistics.add(x)
             if advance and not self.section.last:
-                self.runner.hidden[place][:] = outputs[0]
+                self._keep(place, outputs[0])
 
         self._run(weights, look)
         return found
@@ -119,10 +120,11 @@ class OpenSection:
     def advance(self, weights: Weights) -> None:
         """Push the hidden states through the section with these weights."""
 
-        def keep(place: int, outputs: list[NDArray[np.float32]]) -> None:
-            self.runner.hidden[place][:] = outputs[0]
+        self._run(weights, lambda place, outputs: self._keep(place, outputs[0]))
 
-        self._run(weights, keep)
+    def _keep(self, place: int, hidden: NDArray[np.float32]) -> None:
+        # Some blocks (opt's) hand on [rows times length, channels].
+        self.runner.hidden[place][:] = hidden.reshape(self.runner.hidden[place].shape)
 
     def _run(self, weights: Weights, use: Callable[[int, list[NDArray[np.float32]]], None]) -> None:
         # The last section ends with the inputs of its layers, not with their products.
@@ -130,7 +132,8 @@ class OpenSection:
         for place, batch in enumerate(self.runner.batches):
             ambient = self.runner.ambient((batch.shape[0], batch.shape[1]))
             feed: dict[str, Any] = {name: ambient[name] for name in self.section.ambient}
-            feed[HIDDEN] = np.ascontiguousarray(self.runner.hidden[place])
+            hidden = np.ascontiguousarray(self.runner.hidden[place])
+            feed[HIDDEN] = hidden.reshape(-1, hidden.shape[-1]) if self._flat else hidden
             self._request.infer({**feed, **given}, share_inputs=True)
             use(place, [self._request.get_output_tensor(i).data for i in range(len(self.section.model.outputs))])
 

@@ -20,6 +20,10 @@ FOLDS = {
     "llama": 8,
     "qwen3": 8,
     "phi3": 8,
+    "gemma": 8,
+    "gemma3_text": 8,
+    # v has a norm of its own.
+    "gemma4_text": 6,
     # LayerNorm into c_attn and c_fc; v into c_proj; Gelu has no fold.
     "gpt2": 6,
     # As gpt2, and fc1 through its ReLU into fc2.
