@@ -2,7 +2,7 @@
 
 comes in: a graph, a plan, its folds, token rows
 goes out: Factors for all folds, and each calibrated layer compressed, handed on as soon as it is ready
-may import: algorithms, calibration, formats, graph, planning, solving
+may import: adapting, algorithms, calibration, fitting, formats, graph, planning, solving
 read first: this file, then calibration/runner.py
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,23 +18,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmcomp.adapting import Stored, correct
 from llmcomp.algorithms import awq, equalize
 from llmcomp.calibration.runner import OpenSection, Runner, first_weights
-from llmcomp.formats import CompressedWeight
+from llmcomp.fitting import fit_table
+from llmcomp.formats import ADAPTIVE
 from llmcomp.graph.factors import Factors, make_factors
 from llmcomp.graph.folds import Fold
 from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph, flat_rows
 from llmcomp.graph.sections import Section, Sections
-from llmcomp.planning import Plan
+from llmcomp.planning import Plan, adapters
 from llmcomp.solving import TINY, Moments, roundtrip, solve
 
 SAMPLED_ROWS = 128
 """Rows of a weight by which the factors of a fold are chosen."""
 Check = Callable[[Layer, NDArray[Any]], None]
 """Raises NonFiniteWeightError if a layer's rows hold NaN or Inf."""
-Put = Callable[[Layer, CompressedWeight, float, float], None]
-"""(layer, its compressed weight with f32 scales, relative squared error of its weights, seconds)."""
+Put = Callable[[Layer, Stored, float, float], None]
+"""(layer or adapter, its compressed weight with f32 scales or its float rows, relative squared error of its weights, seconds)."""
 
 
 @dataclass
@@ -82,6 +84,25 @@ def calibrate(
     return Calibrated(factors, [told[i] for i in order], stage.told)
 
 
+def input_power(
+    graph: ModelGraph, plan: Plan, sections: Sections, rows: Sequence[NDArray[np.int64]], check: Check, scratch: Path
+) -> dict[str, NDArray[np.float32]]:
+    """Layer name -> the second moment of each of its inputs [in] in the float model, in a pass of its own over the data.
+
+    Raises:
+        NonFiniteWeightError: a weight holds NaN or Inf, by `check`.
+    """
+    stage = _Stage(graph, plan, lambda *_: None, check)
+    found: dict[str, NDArray[np.float32]] = {}
+    with Runner(sections, rows, scratch) as runner:
+        runner.start(first_weights(graph, sections, runner.used_ids(), stage.read))
+        for section in sections.parts[1:]:
+            statistics = runner.open(section).observe(stage.read_all(section), advance=True, moments_only=True)
+            for names, one in zip(section.sites, statistics, strict=True):
+                found |= dict.fromkeys(names, np.diagonal(one.second_moment).copy())
+    return found
+
+
 def inner_folds(folds: Sequence[Fold], sections: Sections) -> tuple[Fold, ...]:
     """The folds whose weights are all in one section."""
     return tuple(fold for fold in folds if any(_inside(fold, section) for section in sections.parts[1:]))
@@ -106,7 +127,7 @@ class _Stage:
     def compress(self, opened: OpenSection, folds: Sequence[Fold]) -> list[tuple[NDArray[np.float32], dict[str, Any]]]:
         """Compress a section and push the hidden states through it; returns factors and a line for each fold."""
         section = opened.section
-        weights = {layer.name: self.read(layer) for layer in section.layers}
+        weights = self.read_all(section)
         second_order = any(scheme.rounding == "gptq" for scheme in self.schemes.values())
         statistics = opened.observe(weights, advance=not second_order, moments_only=True)
         hessians = {name: h for names, s in zip(section.sites, statistics, strict=True) for h in [s.take_second_moment()] for name in names}
@@ -123,6 +144,9 @@ class _Stage:
         if second_order and not section.last:
             opened.advance(weights)
         return found
+
+    def read_all(self, section: Section) -> dict[str, NDArray[np.float32]]:
+        return {layer.name: self.read(layer) for layer in section.layers}
 
     def read(self, layer: Layer) -> NDArray[np.float32]:
         rows = self.graph.rows(layer, 0, flat_rows(layer))
@@ -161,13 +185,33 @@ class _Stage:
             started = time.perf_counter()
             scale_rows = factors.rows.get(layer.name, np.ones(len(weights[layer.name]), np.float32))[:, None]
             w = weights[layer.name] * columns * scale_rows
-            weight, told = solve(self.schemes[layer.name], w, moments)
+            scheme = self.schemes[layer.name]
+            if scheme.format == ADAPTIVE:
+                scheme = replace(scheme, format=fit_table(scheme, [(w, moments.diagonal)]))
+            weight, told = solve(scheme, w, moments)
             back = weight.stored().dequantize()
+            if scheme.adapter_rank:
+                back, told = self._correct(layer, w, back, moments, told)
             error = float(np.square(back - w, dtype=np.float64).sum()) / max(float(np.square(w, dtype=np.float64).sum()), TINY)
             self.put(layer, weight, error, time.perf_counter() - started)
             self.told[layer.name] = told
             found[layer.name] = back / columns / scale_rows
         return found
+
+    def _correct(
+        self, layer: Layer, w: NDArray[np.float32], back: NDArray[np.float32], moments: Moments, told: dict[str, Any]
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Hand a layer's adapters on; returns what the layer is with them, and the report's line."""
+        started, scheme = time.perf_counter(), self.schemes[layer.name]
+        found = correct(scheme, w, back, moments)
+        for (adapter, _), weight in zip(adapters(layer, scheme), found.adapters, strict=True):
+            self.put(adapter, weight, 0.0, time.perf_counter() - started)
+        return back + found.product, {
+            **told,
+            "loss": found.loss,
+            "rounded_loss": told["loss"],
+            "adapters": "kept" if found.helps else "zeros",
+        }
 
 
 def _spread(rows: int) -> NDArray[np.int64]:

@@ -22,11 +22,12 @@ from llmcomp import formats, kernels, planning
 from llmcomp.algorithms import sensitivity
 from llmcomp.algorithms.search import search
 from llmcomp.budgeting import Budgeting, Judged
-from llmcomp.calibrating import calibrate, inner_folds
+from llmcomp.calibrating import calibrate, inner_folds, input_power
 from llmcomp.calibration import Samples, samples_of, self_text, starts_of
 from llmcomp.calibration.load import AUTO, row_length
 from llmcomp.checkpoint import Checkpoint
 from llmcomp.errors import BudgetError
+from llmcomp.fitting import fit_tables
 from llmcomp.folding import choose_folds, fold
 from llmcomp.graph.factors import NO_FACTORS, Factors
 from llmcomp.graph.folds import Fold
@@ -148,8 +149,9 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
             run.progress.note("the budget is not met yet: the model is made anew")
         with run.stage("verify"):
             layout, done = written.layout, written.done
+            matrices = [layer for layer, _ in planning.stored(graph.layers, _schemes(written.plan))]
             verified = verify.verify(
-                verify.choose(options.verify, layout.size), xml, folder / JOURNAL, graph.layers, layout, done.tail, graph.vocabulary
+                verify.choose(options.verify, layout.size), xml, folder / JOURNAL, matrices, layout, done.tail, graph.vocabulary
             )
             (folder / JOURNAL).unlink()
         evaluation = budgeting.evaluation if budgeting else None
@@ -254,11 +256,10 @@ def dry_run(options: ExportOptions, progress: Progress | None = None) -> Forecas
         plan = _planned(graph, options, data, run)
     if plan.is_calibrated:
         run.warn("calibration's own time and memory are not in the forecast, which is that of rounding the same layers plainly")
-        plan, _ = plan.without_calibration(())
-    schemes = _schemes(plan)
-    layout = make_layout(graph, schemes, choose_folds(graph, plan))
+    layout = make_layout(graph, _schemes(plan), choose_folds(graph, plan))
     check_disk(options.output, layout.size)
-    return forecast(graph, schemes, layout, _quantizer(NO_FACTORS), _workers())
+    plain, _ = plan.without_calibration(())
+    return forecast(graph, _schemes(plain), layout, _quantizer(NO_FACTORS), _workers())
 
 
 @contextmanager
@@ -450,19 +451,19 @@ def _compress(
     run: _Run,
 ) -> Compressed:
     schemes = _schemes(plan)
+    matrices = {layer.name: (layer, scheme) for layer, scheme in planning.stored(graph.layers, schemes)}
 
     def tell(layer: Layer, outcome: Outcome) -> None:
-        run.progress.layer(
-            layer.name, schemes[layer.name].format, outcome.seconds, group_size=schemes[layer.name].group_size, error=outcome.error
-        )
+        _, scheme = matrices[layer.name]
+        run.progress.layer(layer.name, scheme.format, outcome.seconds, group_size=scheme.group_size, error=outcome.error)
         if outcome.error > LOST:
             run.warn(
-                f"{layer.name}: {schemes[layer.name].format} keeps nothing of it (relative squared error {outcome.error:.2f}): its weights are below "
+                f"{layer.name}: {scheme.format} keeps nothing of it (relative squared error {outcome.error:.2f}): its weights are below "
                 f"the least step, or no match for the table; --override '{layer.name}=keep' leaves it as it is"
             )
 
     path, calibrated = folder / "openvino_model.bin", None
-    run.progress.start(sum(layer.size for layer in graph.layers), "weights")
+    run.progress.start(sum(layer.size for layer, _ in matrices.values()), "weights")
     try:
         with (
             Journal(folder / JOURNAL) as journal,
@@ -473,15 +474,33 @@ def _compress(
                     factors, folded = fold(graph, plan, folds, _workers())
             else:
                 with run.stage("calibrate"), TemporaryDirectory(prefix=".calibration-", dir=folder) as scratch:
-                    calibrated = calibrate(graph, plan, folds, sections, samples.rows, writer.put, writer.check_finite, Path(scratch))
+                    seen = _share_tables(graph, plan, folds, sections, samples, writer, Path(scratch))
+                    calibrated = calibrate(graph, seen, folds, sections, samples.rows, writer.put, writer.check_finite, Path(scratch))
                     factors, folded = calibrated.factors, calibrated.folds
             with run.stage("compress"):
                 rest = [layer for layer in graph.layers if layer.name not in writer.outcomes]
-                writer.stream(rest, _quantizer(factors), factors)
+                tables = fit_tables(graph, schemes, rest, factors, plan.tables == "blocks", workers=_workers())
+                writer.stream(rest, _quantizer(factors), factors, tables)
                 tail = writer.finish(factors)
             return Compressed(writer.outcomes, tail, folded, calibrated.layers if calibrated else {})
     finally:
         kernels.clear_cache()
+
+
+def _share_tables(
+    graph: ModelGraph, plan: Plan, folds: tuple[Fold, ...], sections: Sections, samples: Samples, writer: BinWriter, scratch: Path
+) -> Plan:
+    """The plan with a codebook for the calibrated layers that share one across blocks: those must all be seen before the first is rounded."""
+    wanted = {entry.name for entry in plan.layers if entry.format == formats.ADAPTIVE and entry.scheme.is_calibrated}
+    if plan.tables != "blocks" or not wanted:
+        return plan
+    moments = input_power(graph, plan, sections, samples.rows, writer.check_finite, scratch)
+    # Factors by data are chosen later, block by block; these make the columns nearly as alike.
+    factors, _ = fold(graph, plan, folds, _workers())
+    layers = [layer for layer in graph.layers if layer.name in wanted]
+    tables = fit_tables(graph, _schemes(plan), layers, factors, True, moments, _workers())
+    entries = tuple(entry.model_copy(update={"format": tables.get(entry.name, entry.format)}) for entry in plan.layers)
+    return plan.model_copy(update={"layers": entries})
 
 
 def _judge(options: ExportOptions, checkpoint: Checkpoint, folder: Path, text: Text, run: _Run) -> dict[str, Any] | None:

@@ -63,7 +63,8 @@ def solve(scheme: Scheme, w: NDArray[np.float32], moments: Moments) -> tuple[Com
     weight = _quantize(scheme, w, RULES.get(scheme.rule, scheme.rule), moments.diagonal)
     if scheme.rounding == "gptq":
         weight = _second_order(scheme, w, weight, moments)
-    plain = _quantize(scheme, w, formats.get(scheme.format).best_rule, moments.diagonal)
+    best_rule = formats.get(scheme.format).best_rule
+    plain = _quantize(scheme, w, RULES.get(best_rule, best_rule), moments.diagonal)
     loss, plain_loss = (_loss(w, one, moments) for one in (weight, plain))
     power = max(float(quadratic_loss(w, moments.hessian).sum()), TINY)
     told = {

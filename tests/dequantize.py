@@ -11,6 +11,7 @@ from openvino import opset13 as ops
 
 from llmcomp import checkpoint as checkpoints
 from llmcomp import formats
+from llmcomp.algorithms.search import search
 from llmcomp.export import plan_model
 from llmcomp.folding import choose_folds, fold
 from llmcomp.graph.model import ModelGraph
@@ -28,7 +29,7 @@ def dequantized_ir(folder: Path, source: Path, scratch: Path) -> Path:
     report = json.loads((folder / "report.json").read_text())
     schemes = {layer["tensor"]: layer for layer in report["layers"]}
     asked = {k: v for k, v in report["settings"].items() if k in COMPRESSION_FIELDS and v}
-    plan = plan_model(ExportOptions(model=str(source), **asked))
+    plan = plan_model(ExportOptions(model=str(source), no_tokenizer=True, **asked))
     factors, _ = fold(graph, plan, choose_folds(graph, plan))
     model = ov.Core().read_model(skeleton.xml)
     constants = {graph.ir.name(number): values for number, values in factors.constants.items()}
@@ -46,7 +47,7 @@ def dequantized_ir(folder: Path, source: Path, scratch: Path) -> Path:
         w = np.asarray(checkpoint.read(tensor)).astype(np.float32)
         if formats.exists(scheme["format"]):
             w = factors.apply(scheme["name"], w, range(len(w)))
-            w = formats.quantize(formats.get(scheme["format"]), w, scheme["group_size"], scheme["rule"]).stored().dequantize()
+            w = rounded(w, scheme["table"] or scheme["format"], scheme["group_size"], scheme["rule"])
         constant = ops.constant(w)
         for target in parameter.output(0).get_target_inputs():
             reader = target.get_node()
@@ -64,3 +65,11 @@ def dequantized_ir(folder: Path, source: Path, scratch: Path) -> Path:
     out = scratch / "dequantized.xml"
     ov.save_model(model, out, compress_to_fp16=False)
     return out
+
+
+def rounded(w: np.ndarray, name: str, group_size: int, rule: str) -> np.ndarray:
+    fmt = formats.get(name)
+    if rule != "search":
+        return formats.quantize(fmt, w, group_size, rule).stored().dequantize()
+    scale = search(formats.NUMPY, fmt, w.reshape(formats.grouped_shape(w.shape, group_size)))["scale"]
+    return formats.quantize(fmt, w, group_size, rule, scale).stored().dequantize()

@@ -1,8 +1,10 @@
 """A table of levels fitted to the weights that will use it: one tensor's, or those of several pooled.
 
 Scales and levels are chosen in turn, as in Lloyd's method: the scales by `search`, the levels by weighted k-means of the weights over their
-scales. Both lower the same squared error, weighted with the inputs' second moments, as `scale_estimation` has it; where they are unknown with
-the magnitude, as `search` has it. (Magnitudes beside second moments make a table that loses to CB4 once GPTQ has rounded with it.)
+scales. Both lower the same squared error, weighted with the inputs' second moments, as `scale_estimation` has it. Where these are unknown the
+scales are those of `search`, which the table will be used with, and the levels lower the plain error: weighted by the magnitude they leave
+zero out (SmolLM2 with folded norms, KL 0.314 against 0.139 for CB4), and with scales of least plain error they miss the large weights (0.154);
+this way 0.133. (Magnitudes beside second moments make a table that loses to CB4 once GPTQ has rounded with it.)
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class _Tensor:
     """[1, groups, size]."""
 
     def weight(self, fmt: Format) -> NDArray[np.float32]:
-        return np.abs(self.w) ** np.float32(fmt.search_power) if self.importance is None else self.importance
+        return np.ones((1, 1, 1), np.float32) if self.importance is None else self.importance
 
     def ranges(self, fmt: Format) -> Mapping[str, Any]:
         return search(NUMPY, fmt, self.w) if self.importance is None else scale_estimation(NUMPY, fmt, self.w, self.importance)
@@ -105,7 +107,7 @@ def _look(pool: Sequence[_Tensor], levels: Sequence[float], rule: str | None = N
         back = fmt.decode(NUMPY, fmt.encode(NUMPY, tensor.w, **ranges), **ranges)
         error += float(np.sum(np.square(tensor.w - back) * weight, dtype=np.float64))
         x = np.clip(NUMPY.divide(tensor.w, scale), -end, end).reshape(-1)
-        heavy = (weight * np.square(scale)).reshape(-1)
+        heavy = np.broadcast_to(weight * np.square(scale), tensor.w.shape).reshape(-1)
         cell = np.minimum(((x + end) * (BINS / (2 * end))).astype(np.intp), BINS - 1)
         mass += np.bincount(cell, heavy, BINS)
         first += np.bincount(cell, heavy.astype(np.float64) * x, BINS)

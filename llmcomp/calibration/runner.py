@@ -111,6 +111,7 @@ class OpenSection:
         self.runner, self.section = runner, section
         self._request = ov.Core().compile_model(section.model, "CPU", PROPERTIES).create_infer_request()
         self._sites_from = 0 if section.last and section.head is None else 1
+        self._flat = len(section.model.input(HIDDEN).get_partial_shape()) == 2
         self._inputs = {port.get_any_name() for port in section.model.inputs}
 
     def observe(self, weights: Weights, advance: bool = False, moments_only: bool = False) -> list[SiteStatistics]:
@@ -131,7 +132,7 @@ class OpenSection:
                 # An input that some tokens do not reach counts as one row.
                 statistics.add(x.reshape(*shape, -1) if x.size == np.prod(shape) * x.shape[-1] else x)
             if advance and not self.section.last:
-                self.runner.hidden[place][:] = outputs[0]
+                self.runner.hidden[place][:] = outputs[0].reshape(self.runner.hidden[place].shape)
         return found
 
     def advance(self, weights: Weights) -> None:
@@ -141,11 +142,12 @@ class OpenSection:
     def push(self, weights: Weights, hidden: Sequence[NDArray[np.float32]]) -> None:
         """Push other hidden states, of the first batches, through the section; each is replaced by what comes out."""
         for x, outputs in zip(hidden, self.outputs(weights, hidden), strict=True):
-            x[:] = outputs[0]
+            # Some blocks (opt's) hand on [rows times length, channels].
+            x[:] = outputs[0].reshape(x.shape)
 
     def pushed(self, weights: Weights, hidden: Sequence[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
         """As `push`, into new arrays."""
-        return [self.runner.keep(outputs[0]) for outputs in self.outputs(weights, hidden)]
+        return [self.runner.keep(outputs[0].reshape(x.shape)) for x, outputs in zip(hidden, self.outputs(weights, hidden), strict=True)]
 
     def outputs(self, weights: Weights, hidden: Sequence[NDArray[np.float32]]) -> Iterator[list[NDArray[np.float32]]]:
         """For each of the first batches, whose hidden states these are, what the section gives; good until the next is asked for."""
@@ -154,7 +156,8 @@ class OpenSection:
         for batch, x in zip(self.runner.batches, hidden, strict=False):
             ambient = self.runner.ambient((batch.shape[0], batch.shape[1]))
             feed: dict[str, Any] = {name: ambient[name] for name in self.section.ambient}
-            feed[HIDDEN] = np.ascontiguousarray(x)
+            x = np.ascontiguousarray(x)
+            feed[HIDDEN] = x.reshape(-1, x.shape[-1]) if self._flat else x
             self._request.infer({**feed, **given}, share_inputs=True)
             yield [self._request.get_output_tensor(i).data for i in range(len(self.section.model.outputs))]
 

@@ -10,11 +10,13 @@ read first: format.py
 """
 
 from llmcomp.formats.array import NUMPY, Namespace
+from llmcomp.formats.codebook import ADAPTIVE
 from llmcomp.formats.format import Format, Node, Part, exists, get, grouped_shape, names, register
 from llmcomp.formats.packing import pack, packed_bytes, unpack
 from llmcomp.formats.weight import CompressedWeight, quantize, scale_type_needed
 
 __all__ = [
+    "ADAPTIVE",
     "NUMPY",
     "CompressedWeight",
     "Format",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -15,6 +16,8 @@ from llmcomp.formats.array import Namespace, guard
 from llmcomp.formats.format import Format, Node, Part, largest, register, register_family
 
 CB4 = (-3.5, -2.5, -1.875, -1.375, -1.0, -0.625, -0.3125, 0.0, 0.28125, 0.5625, 0.875, 1.125, 1.5, 2.0, 2.5, 3.5)
+ADAPTIVE = "adaptive_codebook"
+"""NNCF's name for sixteen levels that are fitted to the weights before these are rounded; until then they are CB4's."""
 STORED = {"f8e4m3": ml_dtypes.float8_e4m3fn, "f16": np.float16, "f32": np.float32}
 """Element types of a stored table, narrowest first."""
 
@@ -69,8 +72,10 @@ class Codebook(Format):
         return {"codebook": stored.view(np.uint8) if self.table_type == "f8e4m3" else stored}
 
 
-def make_codebook(levels: Any, name: str = "") -> Codebook:
+def make_codebook(levels: Any, name: str = "", fitted: bool = False) -> Codebook:
     """The format of a table of 2 to 65536 ascending finite numbers. Its default name spells the table: `codebook[-1,0,1]`.
+
+    `fitted`: to a weight or some, which alone have it; the name is `adaptive_codebook[...]` then.
 
     Raises:
         OptionError: another number of levels, not ascending, not finite, or beyond LARGEST.
@@ -86,20 +91,24 @@ def make_codebook(levels: Any, name: str = "") -> Codebook:
         raise OptionError(
             thing, f"the largest magnitude is not between {1 / LARGEST:g} and {LARGEST:g}", "Multiply them; scales make up for it"
         )
+    family, common = ("codebook", True) if not fitted else (ADAPTIVE, False)
     bits = int(table.size - 1).bit_length()
     code_type = "u4" if bits <= 4 else "u8" if bits <= 8 else "u16"
     values = tuple(table.tolist())
-    spelled = f"codebook[{','.join(f'{np.float32(v)!s}' for v in values)}]"
-    return Codebook(name or spelled, 4 if bits <= 4 else 8 if bits <= 8 else 16, code_type, table=values)
+    spelled = f"{family}[{','.join(f'{np.float32(v)!s}' for v in values)}]"
+    return Codebook(name or spelled, 4 if bits <= 4 else 8 if bits <= 8 else 16, code_type, table=values, common=common)
 
 
-def _parse(text: str) -> Codebook:
+def _parse(text: str, fitted: bool = False) -> Codebook:
     try:
         levels = [float(item) for item in text.split(",")]
     except ValueError:
-        raise OptionError(f"codebook[{text}]", "it is not a list of numbers", "Write it like codebook[-1,-0.5,0,0.5,1]") from None
-    return make_codebook(levels)
+        raise OptionError(
+            f"{ADAPTIVE if fitted else 'codebook'}[{text}]", "it is not a list of numbers", "Write it like codebook[-1,-0.5,0,0.5,1]"
+        ) from None
+    return make_codebook(levels, fitted=fitted)
 
 
-register(make_codebook(CB4, "cb4"))
+register(make_codebook(CB4, "cb4"), replace(make_codebook(CB4, ADAPTIVE), best_rule="search"))
 register_family("codebook", _parse)
+register_family(ADAPTIVE, partial(_parse, fitted=True))

@@ -97,6 +97,8 @@ class Format(ABC):
     """Names of the rules that pick scales, rivals in the field included; the first is NNCF's."""
     search_factors: tuple[float, ...] = (1.0, 0.94, 0.87, 0.79)
     """What a search multiplies the scale of `minmax` by; negative ones turn the grid around."""
+    common: bool = True
+    """Whether many weights have it, so that compiling its rounding pays."""
     search_power: int = 1
     """In a search the squared error of a weight counts with its magnitude to this power."""
     best_rule: str = "minmax"

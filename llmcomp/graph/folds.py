@@ -3,7 +3,7 @@
 A *source* makes channels: the norm weight (with its bias) in front of some layers, a normalization whose weight is gone (the exporter drops
 a product with ones), or the rows (with their bias) of a layer. If everything
 between the source and the layers that read it treats channels one by one and linearly, then dividing channel c at the source by t[c]
-and multiplying the readers' columns by t[c] changes nothing: norm into q/k/v and gate/up, v into o with grouped heads, up into down.
+and multiplying the readers' columns by t[c] changes nothing: norm into q/k/v and gate/up, v into o with grouped heads, up into down, fc1 through a ReLU into fc2.
 
 Found by dependence, not by name: the channel numbers are carried through the graph's own reshapes, transposes and slices.
 """
@@ -201,6 +201,9 @@ class _Finder:
             case "Gather" if port == 0 and labels.shape[int(self._integers(number, 2)[0])] == 1:
                 return {None: labels}
             case "Concat" if self._appends_to_state(number, port, labels):
+                return {None: labels}
+            case "ReLU":
+                # max(0, x / t) = max(0, x) / t, for factors are positive.
                 return {None: labels}
             case "Multiply":
                 return {None: np.broadcast_to(labels, target)} if len(target) == labels.ndim else None

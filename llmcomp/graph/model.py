@@ -132,7 +132,8 @@ class ModelGraph:
     def weight_readers(self, number: int) -> list[tuple[int, int]]:
         """(layer, port) of the MatMuls and Gathers that read a constant as their weight, through a Convert or directly.
 
-        Empty if anything else reads it, or if the readers disagree about which axis is out.
+        Empty if anything else reads it, or if the readers disagree about which axis is out. What only asks for its shape does not count where
+        that is the shape that will be written, (out, in).
         """
         uses: list[tuple[int, int]] = []
         for reader, port in self.ir.readers(number):
@@ -140,10 +141,12 @@ class ModelGraph:
                 uses.extend(self.ir.readers(reader))
             else:
                 uses.append((reader, port))
+        asking = [use for use in uses if self.ir.kind(use[0]) == "ShapeOf"]
+        uses = [use for use in uses if use not in asking]
         fits = all((self.ir.kind(r) == "MatMul" and p == 1) or (self.ir.kind(r) == "Gather" and p == 0) for r, p in uses)
         # A Gather looks rows up, as a MatMul with transpose_b multiplies by them.
         by_row = {self.ir.kind(r) == "Gather" or self.ir.data(r).get("transpose_b", "false").lower() == "true" for r, _ in uses}
-        return uses if fits and len(by_row) == 1 else []
+        return uses if fits and len(by_row) == 1 and (not asking or by_row == {True}) else []
 
     def _layer(self, number: int, record: dict[str, Any] | None, uses: list[tuple[int, int]], order: dict[int, int], last: int) -> Layer:
         readers = sorted({r for r, _ in uses}, key=lambda r: order[r])

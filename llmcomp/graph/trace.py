@@ -97,6 +97,11 @@ def _config_folder(checkpoint: Checkpoint, scratch: Path) -> Path:
     return scratch
 
 
+PROVEN = {"gemma": "5.5.4", "gemma3_text": "5.5.4", "gemma4_text": "5.5.4"}
+"""Architectures whose exporter sets its window narrower than it works: up to this transformers version the exported model gives transformers'
+own logits (tests/calibration/test_architectures.py). gemma2's does not: it is off by a thousandth of the largest."""
+
+
 def _task(checkpoint: Checkpoint, folder: Path, job: dict[str, Any]) -> tuple[str, Any]:
     """The exporter's task and the Auto class for it; refuses what the exporter does not know, before any tracing."""
     import optimum.exporters.openvino  # noqa: F401  registers the OpenVINO configurations
@@ -148,6 +153,9 @@ def _check_versions(model_type: str, task: str) -> None:
 
     constructor = TasksManager.get_exporter_config_constructor("openvino", model_type=model_type, task=task, library_name="transformers")
     wanted = getattr(constructor, "func", constructor)
+    proven = PROVEN.get(model_type)
+    if proven is not None and Version(transformers.__version__) <= Version(proven):
+        wanted.MAX_TRANSFORMERS_VERSION = proven
     for bound, outside in (("MIN", Version.__lt__), ("MAX", Version.__gt__)):
         limit = getattr(wanted, f"{bound}_TRANSFORMERS_VERSION", None)
         if limit is not None and outside(Version(transformers.__version__), Version(str(limit))):
@@ -185,6 +193,7 @@ def _empty_model(checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: b
             full = f"{module_name}.{name}" if module_name else name
             homes.setdefault(id(parameter), []).append((module, name, full))
 
+    kinds = (torch.nn.Linear, torch.nn.Embedding, Conv1D)
     matrices: list[Any] = []
     others: list[Any] = []
     missing: list[str] = []
@@ -197,9 +206,7 @@ def _empty_model(checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: b
         parameter = getattr(module, name)
         if tuple(parameter.shape) != tuple(checkpoint.tensors[tensor].shape):
             raise ContractError(f"{tensor} has shape {checkpoint.tensors[tensor].shape}, the architecture wants {tuple(parameter.shape)}")
-        is_matrix = (
-            name == "weight" and parameter.ndim == 2 and all(type(m) in (torch.nn.Linear, torch.nn.Embedding, Conv1D) for m, _, _ in uses)
-        )
+        is_matrix = name == "weight" and parameter.ndim == 2 and all(isinstance(m, kinds) for m, _, _ in uses)
         (matrices if is_matrix else others).append((uses, tensor))
     if missing:
         if checkpoint.folder is None:
@@ -211,7 +218,10 @@ def _empty_model(checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: b
         value = torch.nn.Parameter(_torch(checkpoint.read(tensor)), requires_grad=False)
         for module, name, _ in uses:
             setattr(module, name, value)
-    addresses = _place(matrices, checkpoint)
+    # The exporter takes 16-bit weights of these very classes as they are, and casts those of others (embeddings that scale) to f32.
+    plain = [pair for pair in matrices if all(type(module) in kinds for module, _, _ in pair[0])]
+    cast = [pair for pair in matrices if pair not in plain]
+    addresses = {**_place(plain, checkpoint), **_place(cast, checkpoint, torch.float32)}
     for name, buffer in model.named_buffers():
         tensor = find_tensor(name, checkpoint.tensors, prefix)
         if tensor is not None and tuple(buffer.shape) == tuple(checkpoint.tensors[tensor].shape):
@@ -241,16 +251,20 @@ def _tie(model: Any, checkpoint: Checkpoint, prefix: str) -> set[str]:
     return compared
 
 
-def _place(matrices: list[Any], checkpoint: Checkpoint) -> dict[int, str]:
-    """Give each matrix a view of its own address into one buffer; calloc'd pages that nobody touches cost no memory."""
+def _place(matrices: list[Any], checkpoint: Checkpoint, kind: Any = None) -> dict[int, str]:
+    """Give each matrix a view of its own address into one buffer of bfloat16 or `kind`; calloc'd pages that nobody touches cost no memory."""
     import torch
 
-    largest = max((int(np.prod(checkpoint.tensors[t].shape)) for _, t in matrices), default=0)
+    if not matrices:
+        return {}
+    largest = max(int(np.prod(checkpoint.tensors[t].shape)) for _, t in matrices)
     step = ALIGN // 2
-    buffer = np.zeros(largest + step * len(matrices), np.uint16)
+    scale = 1 if kind is None else kind.itemsize // 2
+    buffer = np.zeros((largest + step * len(matrices)) * scale, np.uint16)
     # The exporter merges equal constants: a different start in each view keeps them apart.
-    buffer[: step * len(matrices)] = np.random.default_rng(0).integers(0x3F00, 0x3FFF, step * len(matrices), dtype=np.uint16)
-    flat = torch.from_numpy(buffer.view(np.int16)).view(torch.bfloat16)
+    count = step * len(matrices) * scale
+    buffer[:count] = np.random.default_rng(0).integers(0x3F00, 0x3FFF, count, dtype=np.uint16)
+    flat = torch.from_numpy(buffer.view(np.int16)).view(kind or torch.bfloat16)
     addresses = {}
     for i, (uses, tensor) in enumerate(matrices):
         shape = checkpoint.tensors[tensor].shape
@@ -333,14 +347,14 @@ def _export(model: Any, addresses: dict[int, str], task: str, out: Path, trust: 
         for name, value in replacements.items():
             stack.enter_context(_replaced(convert, name, value))
         scratch = stack.enter_context(tempfile.TemporaryDirectory())
-        dtype = next(model.parameters()).dtype
+        dtypes = {str(parameter.dtype) for parameter in model.parameters()}
         convert.export_from_model(
             model,
             scratch,
             task=task,
             stateful=True,
             trust_remote_code=trust,
-            patch_16bit_model=str(dtype) in ("torch.bfloat16", "torch.float16"),
+            patch_16bit_model=bool(dtypes & {"torch.bfloat16", "torch.float16"}),
         )
     lost = sorted(set(addresses.values()) - {w["tensor"] for w in found})
     if lost and not allow_large:

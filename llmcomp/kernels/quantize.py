@@ -100,7 +100,7 @@ def _run(
 ) -> CompressedWeight | dict[str, NDArray[Any]]:
     """The results of a compiled job; or numpy's, where compiling does not pay."""
     rows, size = w.shape[0], grouped_shape(w.shape, group_size)[-1]
-    if w.size < NUMPY_BELOW or fmt.level_count > TRACED_LEVELS:
+    if w.size < NUMPY_BELOW or fmt.level_count > TRACED_LEVELS or not fmt.common:
         scale, zero_point = given.scale, given.zero_point
         wide = given.folded(w)
         if scale is None and not isinstance(rule, str):

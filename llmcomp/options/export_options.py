@@ -68,6 +68,10 @@ class ExportOptions(BaseModel):
     awq: bool = False
     scale_estimation: bool = False
     gptq: bool = False
+    codebook_scope: Literal["tensor", "blocks"] = "tensor"
+    lora_correction: bool = False
+    lora_rank: int = Field(default=8, ge=1)
+    lora_adapters: Literal["int8_asym", "fp16"] = "int8_asym"
     sensitivity_metric: Literal[
         "weight_quantization_error",
         "hessian_input_activation",
@@ -120,6 +124,11 @@ class ExportOptions(BaseModel):
                 "group_size 0", "a group holds at least one weight", "Give a positive size, or -1 for one scale per output channel"
             )
         _ = self.overrides  # parsed for its errors
+        for field in ("lora_rank", "lora_adapters"):
+            if not self.lora_correction and getattr(self, field) != BY_FIELD[field].default:
+                raise OptionError(
+                    _flag(field), "it says what --lora-correction adds, which is not asked for", "Ask for it, or leave it out"
+                )
         self._check_dataset()
         self._check_budget()
         if self.plan is not None:

@@ -12,7 +12,18 @@ from llmcomp.planning.check import COMPRESSION_FIELDS, DATA_FREE, PREDICTED, che
 from llmcomp.planning.devices import runs_packed
 from llmcomp.planning.measured import Measured, MeasuredLayer, candidate
 from llmcomp.planning.plan import Budget, LayerPlan, Plan, Point, Summary
-from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, SEARCH, Scheme, float_type, layer_bytes, layer_chain, layer_parts
+from llmcomp.planning.scheme import (
+    FLOATS,
+    SCALE_ESTIMATION,
+    SEARCH,
+    Scheme,
+    adapters,
+    float_type,
+    layer_bytes,
+    layer_chain,
+    layer_parts,
+    stored,
+)
 
 __all__ = [
     "COMPRESSION_FIELDS",
@@ -29,6 +40,7 @@ __all__ = [
     "Point",
     "Scheme",
     "Summary",
+    "adapters",
     "candidate",
     "candidates",
     "check_options",
@@ -44,4 +56,5 @@ __all__ = [
     "not_measured",
     "ranked_by_loss",
     "runs_packed",
+    "stored",
 ]

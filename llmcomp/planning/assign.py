@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from llmcomp import formats
@@ -23,7 +23,7 @@ from llmcomp.planning.matching import ignored_layers, overridden_layers
 from llmcomp.planning.measured import Measured
 from llmcomp.planning.plan import LayerPlan, Plan, summarize
 from llmcomp.planning.roles import is_router
-from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, Scheme, layer_bytes
+from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, Scheme, adaptable, adapter_bytes, layer_bytes
 from llmcomp.planning.select import nearest_subset
 
 LEAST_GROUP = 32
@@ -67,6 +67,7 @@ def make_plan(
     return Plan(
         main=planner.main,
         folds=planner.folds(is_low(planner.main)),
+        tables=options.codebook_scope,
         layers=entries,
         summary=summarize(entries, planner.main, options.ratio, planner.requested_bits(layers, asked)),
         notes=notes,
@@ -144,17 +145,27 @@ class Planner:
         """The folds of a plan in which there are low-bit layers, or none."""
         return "awq" if self.options.awq else "equalize" if self.options.folds == "auto" and low else "none"
 
+    def adapter_rank(self, layer: Layer, name: str) -> int:
+        """The rank of the correction of a layer of this format, at most that of the layer itself."""
+        wanted = self.options.lora_correction and self.calibrates(name) and adaptable(layer)
+        return min(self.options.lora_rank, *layer.shape) if wanted else 0
+
     def entry(self, layer: Layer, asked: Asked) -> LayerPlan:
         """The plan's line for a layer."""
+        scheme = Scheme(
+            asked.format,
+            asked.group_size,
+            self.rule(asked.format),
+            self.rounding(asked.format),
+            self.adapter_rank(layer, asked.format),
+            self.options.lora_adapters,
+        )
         return LayerPlan(
             name=layer.name,
             tensor=layer.tensor,
             shape=layer.shape,
-            format=asked.format,
-            group_size=asked.group_size,
-            rule=self.rule(asked.format),
-            rounding=self.rounding(asked.format),
-            bytes=layer_bytes(layer, Scheme(asked.format, asked.group_size)),
+            **asdict(scheme),
+            bytes=layer_bytes(layer, scheme),
             in_ratio=asked.in_ratio,
             reason=asked.reason,
         )
@@ -191,6 +202,12 @@ class Planner:
             own = _bits(layer, one)
             if self.mixes and one.in_ratio:
                 own = ratio * own + (1 - ratio) * _bits(layer, self.backup(""))
+            rank = self.adapter_rank(layer, one.format)
+            own += (
+                8
+                * adapter_bytes(layer.shape, Scheme(one.format, -1, adapter_rank=rank, adapter_format=self.options.lora_adapters))
+                / layer.size
+            )
             bits += layer.size * own
             total += layer.size
         return round(bits / total, 4) if total else 0.0

@@ -28,6 +28,10 @@ COMPRESSION_FIELDS = {
     "awq",
     "scale_estimation",
     "gptq",
+    "codebook_scope",
+    "lora_correction",
+    "lora_rank",
+    "lora_adapters",
     "target_size",
     "target_bpw",
     "max_loss",
@@ -77,9 +81,7 @@ def check_options(options: ExportOptions) -> None:
         raise OptionError(f"--scale-rule {options.scale_rule}", f"{main} has no scales", "Leave it out")
     if options.scale_rule != "auto" and main not in FLOATS:
         check_rule(f"--scale-rule {options.scale_rule}", main, options.scale_rule)
-    asked = [
-        flag for flag, on in (("--awq", options.awq), ("--scale-estimation", options.scale_estimation), ("--gptq", options.gptq)) if on
-    ]
+    asked = [flag for flag, on in calibrated_options(options).items() if on]
     if options.budget is not None and main in FLOATS:
         raise OptionError(
             f"--{options.budget.replace('_', '-')}", f"{main} is no format that anything is to be saved with", "Name a format of few bits"
@@ -100,7 +102,7 @@ def check_options(options: ExportOptions) -> None:
         raise OptionError(
             "--dataset",
             "nothing that was asked for looks at data",
-            "Add --awq, --scale-estimation, --gptq or a --sensitivity-metric that does, or leave it out",
+            f"Add {' or '.join(calibrated_options(options))} or a --sensitivity-metric that does, or leave it out",
         )
     if asked and not is_low(main):
         raise OptionError(" ".join(asked), f"{main} loses too little for calibration to help", "Use a format of fewer than 8 bits")
@@ -108,6 +110,11 @@ def check_options(options: ExportOptions) -> None:
         raise OptionError("--awq", "it moves factors between weights, which --folds none forbids", "Leave one of them out")
     if options.scale_estimation and options.scale_rule not in ("auto", SCALE_ESTIMATION):
         raise OptionError("--scale-estimation", f"--scale-rule {options.scale_rule} picks the scales", "Leave one of them out")
+    named = {main, *(resolve(override.format, options.sym) for override in options.overrides)}
+    if options.codebook_scope != "tensor" and formats.ADAPTIVE not in named:
+        raise OptionError(
+            "--codebook-scope", "nothing gets a table that is fitted", f"Use --weight-format {formats.ADAPTIVE}, or leave it out"
+        )
     only = -1 if main in FLOATS else formats.get(main).group_size
     if options.group_size not in (None, only) and (only == -1 or formats.get(main).fixed_group):
         scales = "no scales" if main in FLOATS else "one scale for each output channel" if only == -1 else f"groups of {only} by definition"
@@ -119,6 +126,16 @@ def check_options(options: ExportOptions) -> None:
         if name in FLOATS:
             raise OptionError(f"override '{override.text}'", f"{override.format} has no groups", "Leave the group size out")
         check_group(f"override '{override.text}'", name, override.group_size)
+
+
+def calibrated_options(options: ExportOptions) -> dict[str, bool]:
+    """The options that look at data, and whether they are on."""
+    return {
+        "--awq": options.awq,
+        "--scale-estimation": options.scale_estimation,
+        "--gptq": options.gptq,
+        "--lora-correction": options.lora_correction,
+    }
 
 
 def check_group(place: str, name: str, group_size: int) -> None:

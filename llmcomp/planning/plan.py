@@ -16,7 +16,7 @@ from llmcomp.options.rules import did_you_mean
 from llmcomp.planning import file
 from llmcomp.planning.check import check_group, check_rule
 from llmcomp.planning.devices import ragged
-from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, Scheme, layer_bytes
+from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, Scheme, adaptable, adapter_bytes, layer_bytes
 
 VERSION = 1
 
@@ -34,6 +34,9 @@ class LayerPlan(BaseModel):
     rule: str = "minmax"
     """What picks the scales: one of the format's rules, `search`, or `scale_estimation`."""
     rounding: Literal["nearest", "gptq"] = "nearest"
+    adapter_rank: int = 0
+    """Of a low-rank correction beside the layer; its bytes are in `bytes`."""
+    adapter_format: Literal["int8_asym", "fp16"] = "int8_asym"
     bytes: int = 0
     in_ratio: bool = True
     """Whether the ratio counts it: neither embedding, last layer nor router, and not named by a rule."""
@@ -41,7 +44,7 @@ class LayerPlan(BaseModel):
 
     @property
     def scheme(self) -> Scheme:
-        return Scheme(self.format, self.group_size, self.rule, self.rounding)
+        return Scheme(self.format, self.group_size, self.rule, self.rounding, self.adapter_rank, self.adapter_format)
 
 
 class Summary(BaseModel):
@@ -102,6 +105,8 @@ class Plan(BaseModel):
     folds: Literal["none", "equalize", "awq"] = "none"
     """equalize: columns of low-bit weights are made alike, by factors that move into norms and other weights and change nothing else;
     awq: the factors are those that lose least on the calibration data."""
+    tables: Literal["tensor", "blocks"] = "tensor"
+    """Of adaptive codebooks. tensor: each weight has its own; blocks: one for weights of the same name in all blocks."""
     layers: tuple[LayerPlan, ...]
     summary: Summary
     notes: tuple[str, ...] = ()
@@ -147,13 +152,16 @@ class Plan(BaseModel):
             entry.name: {
                 "rule": formats.get(entry.format).best_rule if entry.rule == SCALE_ESTIMATION else entry.rule,
                 "rounding": "nearest",
+                "adapter_rank": 0,
+                "bytes": entry.bytes - adapter_bytes(entry.shape, entry.scheme),
                 "reason": f"{entry.reason}; not calibrated" if entry.reason else "not calibrated",
             }
             for entry in self.layers
             if entry.name in missed
         }
         layers = tuple(entry.model_copy(update=plain.get(entry.name, {})) for entry in self.layers)
-        return self.model_copy(update={"layers": layers}), missed
+        summary = summarize(layers, self.main, self.summary.ratio_requested, self.summary.bits_per_weight_requested)
+        return self.model_copy(update={"layers": layers, "summary": summary}), missed
 
     def counts(self) -> dict[str, int]:
         """Format -> number of layers."""
@@ -182,7 +190,7 @@ def _checked(entry: LayerPlan, layer: Layer, where: str) -> LayerPlan:
     _check_format(entry.format, place)
     if entry.format in FLOATS:
         # Who edits a line into `keep` does not think of the group size beside it.
-        entry = entry.model_copy(update={"group_size": -1, "rule": "minmax", "rounding": "nearest"})
+        entry = entry.model_copy(update={"group_size": -1, "rule": "minmax", "rounding": "nearest", "adapter_rank": 0})
     else:
         if entry.group_size != -1 and (entry.group_size < 1 or layer.shape[-1] % entry.group_size):
             raise GroupSizeError(place, f"group size {entry.group_size} does not divide {layer.shape[-1]}", "Use a divisor, or -1")
@@ -193,6 +201,10 @@ def _checked(entry: LayerPlan, layer: Layer, where: str) -> LayerPlan:
             raise GroupSizeError(place, trouble, "Use a power of two, or int8_asym with -1")
         if "Gather" in layer.ops and not formats.get(entry.format).for_embeddings:
             raise OptionError(place, f"a {entry.format} table cannot be looked up compressed", "Use an integer format for embeddings")
+        if entry.adapter_rank and not adaptable(layer):
+            raise OptionError(place, "it is no matrix that one MatMul reads, so there is no place for adapters", "Use adapter_rank 0")
+        if not 0 <= entry.adapter_rank <= min(layer.shape):
+            raise OptionError(place, f"adapter_rank {entry.adapter_rank} is not between 0 and {min(layer.shape)}", "Use 8")
     return entry.model_copy(update={"bytes": layer_bytes(layer, entry.scheme)})
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from llmcomp import formats
@@ -26,11 +27,15 @@ class Scheme:
     """What picks the scales: one of the format's rules, `search`, or `scale_estimation`, which needs calibration."""
     rounding: Literal["nearest", "gptq"] = "nearest"
     """What picks the codes. gptq: by the second moments of the layer's inputs, which needs calibration."""
+    adapter_rank: int = 0
+    """Of a low-rank correction that is computed beside the layer, which needs calibration; 0: none."""
+    adapter_format: str = "int8_asym"
+    """What the correction is stored in: a number format, one scale per channel, or one of FLOATS."""
 
     @property
     def is_calibrated(self) -> bool:
         """Whether the layer is compressed with what its inputs look like."""
-        return self.rule == SCALE_ESTIMATION or self.rounding == "gptq"
+        return self.rule == SCALE_ESTIMATION or self.rounding == "gptq" or self.adapter_rank > 0
 
     @property
     def is_float(self) -> bool:
@@ -44,9 +49,13 @@ def float_type(layer: Layer, scheme: Scheme) -> str:
 
 def layer_parts(layer: Layer, scheme: Scheme, scale_type: str = "f16") -> tuple[Part, ...]:
     """The stored constants of a layer, in file order."""
-    if scheme.is_float:
-        return (Part("weight", float_type(layer, scheme), layer.shape),)
-    return formats.get(scheme.format).parts(layer.shape, scheme.group_size, scale_type)
+    return _parts(layer.shape, scheme.format, scheme.group_size, SOURCE_TYPES[layer.dtype], scale_type)
+
+
+def _parts(shape: tuple[int, ...], name: str, group_size: int, source_type: str, scale_type: str) -> tuple[Part, ...]:
+    if name in FLOATS:
+        return (Part("weight", FLOATS[name] or source_type, shape),)
+    return formats.get(name).parts(shape, group_size, scale_type)
 
 
 def layer_chain(layer: Layer, scheme: Scheme, scale_type: str = "f16") -> Node:
@@ -58,5 +67,37 @@ def layer_chain(layer: Layer, scheme: Scheme, scale_type: str = "f16") -> Node:
 
 
 def layer_bytes(layer: Layer, scheme: Scheme) -> int:
-    """Exact stored bytes of a layer, alignment apart."""
-    return sum(p.nbytes for p in layer_parts(layer, scheme))
+    """Exact stored bytes of a layer and its adapters, alignment apart."""
+    return sum(p.nbytes for p in layer_parts(layer, scheme)) + adapter_bytes(layer.shape, scheme)
+
+
+def adaptable(layer: Layer) -> bool:
+    """Whether a correction can be computed beside a layer: one MatMul reads it as a matrix."""
+    return layer.ops == ("MatMul",) and len(layer.nodes) == 1 and len(layer.shape) == 2
+
+
+def adapters(layer: Layer, scheme: Scheme) -> tuple[tuple[Layer, Scheme], ...]:
+    """A [rank, in] and B [out, rank], whose product with the input is added to the layer's output, as layers with schemes of their own."""
+    if scheme.adapter_rank == 0:
+        return ()
+    own = Scheme(scheme.adapter_format, -1)
+    shapes = zip(("lora_A", "lora_B"), _adapter_shapes(layer.shape, scheme.adapter_rank), strict=True)
+    return tuple((replace(layer, name=f"{layer.name}/{n}", shape=s, dtype="F32", transposed=False), own) for n, s in shapes)
+
+
+def _adapter_shapes(shape: tuple[int, ...], rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    out, width = shape
+    return (rank, width), (out, rank)
+
+
+def adapter_bytes(shape: tuple[int, ...], scheme: Scheme) -> int:
+    """Exact stored bytes of the adapters of a layer (out, in)."""
+    if scheme.adapter_rank == 0:
+        return 0
+    shapes = _adapter_shapes(shape, scheme.adapter_rank)
+    return sum(p.nbytes for s in shapes for p in _parts(s, scheme.adapter_format, -1, "f32", "f16"))
+
+
+def stored(layers: Iterable[Layer], schemes: Mapping[str, Scheme]) -> list[tuple[Layer, Scheme]]:
+    """Every matrix that is stored, in file order: the layers, each with its adapters behind it."""
+    return [pair for layer in layers for pair in ((layer, schemes[layer.name]), *adapters(layer, schemes[layer.name]))]

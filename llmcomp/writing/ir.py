@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from llmcomp.formats import Node
 from llmcomp.graph.ir import IR
 from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph
-from llmcomp.planning import Scheme, layer_chain
+from llmcomp.planning import Scheme, adapters, layer_chain
 from llmcomp.writing.layout import GATHER_AXIS, Layout, Slot
 
 PRECISION = {"f16": "FP16", "f32": "FP32", "bf16": "BF16", "i64": "I64"}
@@ -38,6 +38,9 @@ def write_ir(
         _multiply_output(ir, number, place)
     for layer in graph.layers:
         _replace(ir, graph, layer, schemes[layer.name], layout, tail.get(layer.name))
+        pair = adapters(layer, schemes[layer.name])
+        if pair:
+            _correct(ir, graph, layer, pair, layout, tail)
     _write_rt_info(ir.root, rt_info)
     ir.write(path)
 
@@ -57,6 +60,39 @@ def _replace(ir: IR, graph: ModelGraph, layer: Layer, scheme: Scheme, layout: La
         for reader, _ in ir.readers(output.layer):
             _mark_transposed(ir, reader, layer)
     ir.remove(number)
+
+
+def _correct(
+    ir: IR, graph: ModelGraph, layer: Layer, pair: Sequence[tuple[Layer, Scheme]], layout: Layout, tail: Mapping[str, Slot]
+) -> None:
+    """Whatever reads the layer's MatMul reads its sum with x Aᵀ Bᵀ from now on."""
+    ((matmul, _),) = graph.weight_readers(graph.sources[layer.name].layer_id)
+    readers, order = ir.readers(matmul), list(ir.layers)
+    first = min((reader for reader, _ in readers), key=order.index)
+    port = ir.layers[matmul].find("output/port")
+    assert port is not None
+    y = _Output(matmul, int(port.attrib["id"]), "f32", ir.output_shape(matmul))
+    x = _Output(*ir.inputs[matmul][0], "f32", _dimensions(ir.layers[matmul].findall("input/port")[0]))
+    turned = ir.data(matmul).get("transpose_a", "false")
+    for adapter, scheme in pair:
+        kind = adapter.name.rsplit("/", 1)[1]
+        name, wide = f"{_constant_name(graph, layer)}_{kind}", tail.get(adapter.name)
+        weight = _Chain(ir, first, name, adapter, layout, wide).build(layer_chain(adapter, scheme, "f32" if wide else "f16"))
+        attributes = {"transpose_a": turned, "transpose_b": "true"}
+        shape = (*y.shape[:-1], adapter.shape[0])
+        x = _add(ir, first, "MatMul", "opset1", f"{ir.name(matmul)}/{kind}", attributes, [x, weight], "f32", shape)
+        turned = "false"
+    total = _add(ir, first, "Add", "opset1", f"{ir.name(matmul)}/corrected", {"auto_broadcast": "numpy"}, [y, x], "f32", y.shape)
+    for target in readers:
+        ir.connect((total.layer, total.port), target)
+    # A tensor's names go with its value: the model's output has one.
+    names, output = port.attrib.pop("names", None), ir.layers[total.layer].find("output/port")
+    if names is not None and output is not None:
+        output.set("names", names)
+
+
+def _dimensions(port: ET.Element) -> tuple[int, ...]:
+    return tuple(int(d.text or -1) for d in port.iterfind("dim"))
 
 
 def _multiply_output(ir: IR, number: int, place: tuple[int, int]) -> None:

@@ -16,7 +16,7 @@ from llmcomp.formats import Node, Part
 from llmcomp.graph.folds import Fold
 from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph
-from llmcomp.planning import Scheme, layer_chain, layer_parts
+from llmcomp.planning import Scheme, layer_chain, layer_parts, stored
 
 ALIGN = 64
 """Alignment of every constant, a cache line: the plugins read it in place."""
@@ -40,7 +40,7 @@ class Slot:
 @dataclass(frozen=True)
 class Layout:
     slots: Mapping[tuple[str, str], Slot]
-    """(layer name, part name) -> place; f16 scales are here even if a layer's move to the tail."""
+    """(name of a layer or of one of its adapters, part name) -> place; f16 scales are here even if a layer's move to the tail."""
     constants: Mapping[int, tuple[int, int]]
     """Const layer of the skeleton -> (offset, bytes)."""
     inserted: Mapping[int, tuple[int, int]]
@@ -70,8 +70,9 @@ def make_layout(graph: ModelGraph, schemes: Mapping[str, Scheme], folds: Collect
         return begin
 
     slots = {}
-    for layer in graph.layers:
-        for part in layer_parts(layer, schemes[layer.name]):
+    matrices = stored(graph.layers, schemes)
+    for layer, scheme in matrices:
+        for part in layer_parts(layer, scheme):
             slots[layer.name, part.name] = Slot(part, take(part.nbytes))
     constants: dict[int, tuple[int, int]] = {}
     seen: dict[tuple[str, str], tuple[int, int]] = {}
@@ -89,8 +90,8 @@ def make_layout(graph: ModelGraph, schemes: Mapping[str, Scheme], folds: Collect
         constants[number] = seen[key]
     inserted = {fold.behind: (take(4 * fold.channels), 4 * fold.channels) for fold in folds if fold.behind is not None}
     integers: dict[tuple[int, ...], int] = {}
-    for layer in graph.layers:
-        for values in chain_integers(layer_chain(layer, schemes[layer.name])):
+    for layer, scheme in matrices:
+        for values in chain_integers(layer_chain(layer, scheme)):
             if values not in integers:
                 integers[values] = take(8 * len(values))
     return Layout(slots, constants, inserted, integers, -(-position // ALIGN) * ALIGN)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED as FIRST
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +29,7 @@ from llmcomp.formats.packing import bits as packing_bits
 from llmcomp.graph.factors import NO_FACTORS, Factors
 from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph, flat_rows
-from llmcomp.planning import Scheme, float_type
+from llmcomp.planning import Scheme, float_type, stored
 from llmcomp.planning.scheme import SOURCE_TYPES
 from llmcomp.writing.finite import NonFinite, non_finite_error
 from llmcomp.writing.journal import Journal, checksum
@@ -40,6 +40,7 @@ TILE_WEIGHTS = 1 << 21
 two cores with 4 MB of L2 and a 1.24 B model, 2^18 takes 5.9 s, 2^19 4.7, 2^20 4.3, 2^21 3.6, 2^22 3.3."""
 SPARE_WORKERS = 1
 """Threads beyond one for each core: while one waits for a page, a lock or the interpreter, they compute (measured: 10 % less time)."""
+NO_TABLES: Mapping[str, str] = {}
 ROW_STEP = 8
 """Tiles start at multiples of this many rows, so that a row's 4-bit codes and zero points start at a whole byte."""
 SAMPLES, SAMPLE_ROWS = 4, 4
@@ -68,6 +69,8 @@ class Outcome:
     """What happened to one layer."""
 
     name: str
+    format: str
+    """The plan's, or a codebook that was fitted in its place."""
     scale_type: str
     """The type that its chain computes in."""
     error: float
@@ -153,7 +156,9 @@ class BinWriter(AbstractContextManager["BinWriter"]):
         on_layer: Callable[[Layer, Outcome], None] = lambda *_: None,
         on_weights: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self.graph, self.schemes, self.layout, self.path = graph, schemes, layout, path
+        self.graph, self.layout, self.path = graph, layout, path
+        self.matrices = stored(graph.layers, schemes)
+        self.schemes = {layer.name: scheme for layer, scheme in self.matrices}
         self.non_finite, self.journal, self.workers = non_finite, journal, workers
         self.on_layer, self.on_weights = on_layer, on_weights
         self.outcomes: dict[str, Outcome] = {}
@@ -175,8 +180,10 @@ class BinWriter(AbstractContextManager["BinWriter"]):
         for file in self._files:
             file.close()
 
-    def stream(self, layers: Iterable[Layer], quantize: Quantizer, factors: Factors = NO_FACTORS) -> None:
-        """Read, fold, quantize and write these layers, several tiles at once.
+    def stream(
+        self, layers: Iterable[Layer], quantize: Quantizer, factors: Factors = NO_FACTORS, tables: Mapping[str, str] = NO_TABLES
+    ) -> None:
+        """Read, fold, quantize and write these layers, several tiles at once. `tables`: layer name -> the codebook that was fitted to it.
 
         Raises:
             NonFiniteWeightError: a weight holds NaN or Inf.
@@ -193,7 +200,7 @@ class BinWriter(AbstractContextManager["BinWriter"]):
 
         with ThreadPoolExecutor(self.workers + SPARE_WORKERS, "llmcomp-stream") as pool:
             try:
-                for state, tile in self._jobs(layers):
+                for state, tile in self._jobs(layers, tables):
                     # Read while the tiles before it are computed.
                     self.graph.prefetch(state.layer, *self._span(state, tile))
                     pending.add(pool.submit(self._work, state, tile, quantize, factors))
@@ -211,17 +218,23 @@ class BinWriter(AbstractContextManager["BinWriter"]):
         if self.non_finite(w)[0]:
             raise non_finite_error(self.graph, layer, self.non_finite, tile_rows(layer.shape[-1]))
 
-    def put(self, layer: Layer, weight: formats.CompressedWeight, error: float, seconds: float) -> None:
-        """Write a layer that is compressed already; `weight.scale` is f32. `error` as in Outcome."""
+    def put(self, layer: Layer, weight: formats.CompressedWeight | NDArray[Any], error: float, seconds: float) -> None:
+        """Write a layer that is compressed already, its scale in f32, or rows [R, in] of one that stays float. `error` as in Outcome."""
         rows = tile_rows(layer.shape[-1])
-        state = _Pending(layer, self.schemes[layer.name], -(-flat_rows(layer) // rows), rows, time.perf_counter() - seconds)
-        fmt, grouped = weight.format, weight.codes.reshape(flat_rows(layer), -1)
+        scheme = self.schemes[layer.name]
+        if isinstance(weight, formats.CompressedWeight):
+            scheme = replace(scheme, format=weight.format.name)
+        state = _Pending(layer, scheme, -(-flat_rows(layer) // rows), rows, time.perf_counter() - seconds)
         for tile in range(state.tiles):
             start, stop = self._span(state, tile)
-            total = self._write_rows(layer, "codes", start, pack(grouped[start:stop], fmt.code_type))
+            if isinstance(weight, np.ndarray):
+                state.sums[tile] = self._write_float(state, weight[start:stop], start)
+                continue
+            grouped = weight.codes.reshape(flat_rows(layer), -1)
+            total = self._write_rows(layer, "codes", start, pack(grouped[start:stop], weight.format.code_type))
             if weight.zero_point is not None:
                 zeros = weight.zero_point.reshape(len(grouped), -1)[start:stop].astype(np.uint8)
-                total = self._write_rows(layer, "zero_point", start, pack(zeros, str(fmt.zero_point_type)), total)
+                total = self._write_rows(layer, "zero_point", start, pack(zeros, str(weight.format.zero_point_type)), total)
             state.sums[tile] = total
             state.scales[tile] = weight.scale[start:stop]
         state.squares, state.squared_error = 1.0, error
@@ -233,15 +246,17 @@ class BinWriter(AbstractContextManager["BinWriter"]):
 
         They are in the tail, but for those that are stored in a type of the format's own.
         """
-        tail = {**self._wide, **_write_tail(self.path, self.graph, self.layout, self._tail)}
+        tail = {**self._wide, **_write_tail(self.path, self.matrices, self.layout, self._tail)}
         _write_constants(self.path, self.graph, self.layout, factors)
         return tail
 
-    def _jobs(self, layers: Iterable[Layer]) -> Iterator[tuple[_Pending, int]]:
+    def _jobs(self, layers: Iterable[Layer], tables: Mapping[str, str]) -> Iterator[tuple[_Pending, int]]:
         for layer in layers:
             rows = tile_rows(layer.shape[-1])
             tiles = -(-flat_rows(layer) // rows)
-            state = _Pending(layer, self.schemes[layer.name], tiles, rows, time.perf_counter())
+            scheme = self.schemes[layer.name]
+            scheme = replace(scheme, format=tables.get(layer.name, scheme.format))
+            state = _Pending(layer, scheme, tiles, rows, time.perf_counter())
             for tile in range(tiles):
                 yield state, tile
 
@@ -258,8 +273,7 @@ class BinWriter(AbstractContextManager["BinWriter"]):
             self.check_finite(layer, w)
             if layer.name in factors:
                 w = factors.apply(layer.name, np.asarray(w, np.float32), range(start, stop))
-            stored = np.ascontiguousarray(_cast(w, float_type(layer, scheme), layer))
-            total = self._write_rows(layer, "weight", start, stored.view(np.uint8).reshape(-1))
+            total = self._write_float(state, w, start)
         else:
             fmt = formats.get(scheme.format)
             result = quantize(layer, scheme, w, start)
@@ -274,6 +288,10 @@ class BinWriter(AbstractContextManager["BinWriter"]):
         with self._lock:
             state.sums[tile] = total
         return state, w.size
+
+    def _write_float(self, state: _Pending, w: NDArray[Any], start: int) -> int:
+        narrow = np.ascontiguousarray(_cast(w, float_type(state.layer, state.scheme), state.layer))
+        return self._write_rows(state.layer, "weight", start, narrow.view(np.uint8).reshape(-1))
 
     def _write_rows(self, layer: Layer, part: str, row: int, data: NDArray[np.uint8], before: int = 0) -> int:
         slot = self.layout.slots[layer.name, part]
@@ -333,16 +351,20 @@ class BinWriter(AbstractContextManager["BinWriter"]):
         error = state.squared_error / state.squares if state.squares else 0.0
         seconds = time.perf_counter() - state.started
         sums = [state.sums[t] for t in range(state.tiles)]
-        self.outcomes[layer.name] = Outcome(layer.name, scale_type, error, seconds, sums, scale_sum, state.rows_per_tile)
+        self.outcomes[layer.name] = Outcome(
+            layer.name, state.scheme.format, scale_type, error, seconds, sums, scale_sum, state.rows_per_tile
+        )
         self.journal.add({"layer": layer.name, "rows": state.rows_per_tile, "sums": sums, "scale_sum": scale_sum})
         self.on_layer(layer, self.outcomes[layer.name])
 
 
-def _write_tail(path: Path, graph: ModelGraph, layout: Layout, scales: Mapping[str, NDArray[np.float32]]) -> dict[str, Slot]:
+def _write_tail(
+    path: Path, matrices: Iterable[tuple[Layer, Scheme]], layout: Layout, scales: Mapping[str, NDArray[np.float32]]
+) -> dict[str, Slot]:
     tail: dict[str, Slot] = {}
     position = layout.size
     with path.open("r+b") as file:
-        for layer in graph.layers:
+        for layer, _ in matrices:
             if layer.name in scales:
                 part = Part("scale", "f32", layout.slots[layer.name, "scale"].part.shape)
                 tail[layer.name] = Slot(part, position)

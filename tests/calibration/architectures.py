@@ -7,10 +7,16 @@ from typing import Any
 
 SIZES = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
 LLAMA = {**SIZES, "intermediate_size": 128, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
+WINDOWS = {**LLAMA, "head_dim": 16, "sliding_window": 16}
+GEMMA4 = {"global_head_dim": 16, "num_global_key_value_heads": 2, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {**LLAMA, "head_dim": 16}),
     "qwen3": ("Qwen3Config", {**LLAMA, "head_dim": 16}),
     "phi3": ("Phi3Config", LLAMA),
+    # Norms stored as w - 1, an embedding that scales; then sandwich norms and windows, the norms of q and k too; then one of v.
+    "gemma": ("GemmaConfig", {**LLAMA, "head_dim": 16}),
+    "gemma3_text": ("Gemma3TextConfig", {**WINDOWS, "query_pre_attn_scalar": 16}),
+    "gemma4_text": ("Gemma4TextConfig", {**WINDOWS, **GEMMA4, "layer_types": ["sliding_attention", "full_attention"]}),
     "gpt2": (
         "GPT2Config",
         {"vocab_size": 96, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": 0, "eos_token_id": 0},

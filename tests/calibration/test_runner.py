@@ -12,7 +12,6 @@ from llmcomp import checkpoint as checkpoints
 from llmcomp.calibration import runner as runners
 from llmcomp.calibration.runner import Runner
 from llmcomp.calibration.statistics import SiteStatistics
-from llmcomp.errors import ArchitectureError
 from llmcomp.graph.model import ModelGraph
 from llmcomp.graph.sections import Divider, Sections, UndividedError, divide
 from llmcomp.graph.skeleton import get_skeleton
@@ -74,15 +73,7 @@ def hooked(model: Any) -> dict[str, np.ndarray]:
     return {name: np.concatenate(parts) for name, parts in seen.items()}
 
 
-MISSING = pytest.mark.xfail(
-    raises=ArchitectureError, strict=True, reason="opt's table is read by an operation that the graph does not know"
-)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[*([] if n == "llama" else [pytest.mark.longest]), *([MISSING] if n == "opt" else [])]) for n in CONFIGS],
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "llama" else [pytest.mark.longest]) for n in CONFIGS])
 def test_every_site_sees_what_it_sees_in_the_whole_model(tmp_path: Path, name: str) -> None:
     wanted = hooked(save(name, tmp_path / "m"))
     found, sections = observed(tmp_path / "m", tmp_path)

@@ -21,7 +21,8 @@ from llmcomp.formats import NUMPY
 from tests.formats.inputs import CASES
 
 BOOK = "codebook[-1,-0.625,-0.25,0,0.125,0.5,1]"
-NAMES = (*formats.names(), BOOK)
+NAMES = (*(name for name in formats.names() if name != formats.ADAPTIVE), BOOK)
+"""NNCF has no adaptive codebook without data; until its levels are fitted ours is CB4."""
 SOURCES = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 MAXIMA = {"f4e2m1": 6.0, "f8e4m3": 448.0}
 LEAST = 2.0**-23

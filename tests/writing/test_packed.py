@@ -26,7 +26,7 @@ KEPT = {
     "nvfp4": "f4e2m1",
 }
 """Format -> element type of the matrix that FullyConnected reads."""
-EACH_RUN = {"fp8_e4m3": "f8e4m3", "mxfp8_e4m3": "f8e4m3", "cb4": "u8", "codebook[-1,-0.3,0,0.3,1]": "u8"}
+EACH_RUN = {"fp8_e4m3": "f8e4m3", "mxfp8_e4m3": "f8e4m3", "cb4": "u8", "adaptive_codebook": "u8", "codebook[-1,-0.3,0,0.3,1]": "u8"}
 """Format -> element type of a constant that the chain turns into floats at every run; 4-bit indices become bytes at load."""
 AT_LOAD = ("int3_sym",)
 """Decompressed to f32 once, at load."""
