@@ -30,8 +30,12 @@ def test_every_option_reaches_its_field() -> None:
             value = [] if option.kind == "switch" else [option.choices[0] if option.choices else sample]
             # How data is read is said of data alone, and what to judge on where something is judged.
             beside = ["--dataset", "x"] if option.group == CALIBRATION else ["--eval"] if option.field == "eval_dataset" else []
+            if option.field in ("lora_rank", "lora_adapters"):
+                beside = ["--lora-correction"]
             got = parsed("m", "out", *beside, flag, *value)
-            assert got.model_fields_set == {"model", "output", option.field, *(name.strip("-") for name in beside[:1])}, flag
+            assert got.model_fields_set == {"model", "output", option.field, *(name.strip("-").replace("-", "_") for name in beside[:1])}, (
+                flag
+            )
 
 
 def test_what_is_not_given_is_left_to_the_defaults() -> None:

@@ -15,7 +15,8 @@ def nearest(fmt: formats.Format, t: np.ndarray, scale: np.ndarray, zero_point: n
     if fmt.name.startswith("int"):
         least = 0 if fmt.zero_point_type else -(2 ** (fmt.bits - 1))
         return (np.clip(np.rint(x), least, least + 2**fmt.bits - 1) - zero_point) * scale
-    tables = {"nf4": QLORA, "cb4": np.array(CB4)}
+    # An adaptive codebook has CB4's levels until it is fitted.
+    tables = {"nf4": QLORA, "cb4": np.array(CB4), formats.ADAPTIVE: np.array(CB4)}
     if fmt.name in tables:
         table = tables[fmt.name]
         return table[np.abs(x[:, None] - table).argmin(axis=1)] * scale
