@@ -49,7 +49,7 @@ def fold(graph: ModelGraph, plan: Plan, folds: tuple[Fold, ...], workers: int = 
     low = [[name for name in one.readers if planning.is_low(schemes[name].format)] for one in folds]
     names = [name for readers in low for name in readers]
     with ThreadPoolExecutor(workers, "llmcomp-fold") as pool:
-        sums = dict(zip(names, pool.map(lambda name: equalize.magnitudes(_sampled_rows(graph, layers[name])), names), strict=True))
+        sums = dict(zip(names, pool.map(lambda name: equalize.magnitudes(sampled_rows(graph, layers[name])), names), strict=True))
     chosen: list[NDArray[np.float32]] = []
     told: list[dict[str, Any]] = []
     for one, readers in zip(folds, low, strict=True):
@@ -59,7 +59,7 @@ def fold(graph: ModelGraph, plan: Plan, folds: tuple[Fold, ...], workers: int = 
     return make_factors(graph, chosen, folds), told
 
 
-def _sampled_rows(graph: ModelGraph, layer: Layer) -> Iterator[NDArray[Any]]:
+def sampled_rows(graph: ModelGraph, layer: Layer) -> Iterator[NDArray[Any]]:
     """Evenly spaced runs of rows of a layer, enough for the statistics of its columns."""
     rows = flat_rows(layer)
     runs = -(-min(SAMPLED_ROWS, rows) // SAMPLED_RUN)

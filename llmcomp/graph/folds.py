@@ -86,11 +86,7 @@ def find_folds(graph: ModelGraph) -> tuple[Fold, ...]:
 class _Finder:
     def __init__(self, graph: ModelGraph) -> None:
         self.graph, self.ir = graph, graph.ir
-        self.matmuls: dict[int, Layer] = {}
-        for layer in graph.layers:
-            for reader, _ in graph.weight_readers(graph.sources[layer.name].layer_id):
-                if self.ir.kind(reader) == "MatMul":
-                    self.matmuls[reader] = layer
+        self.matmuls = graph.matmuls()
 
     def folds(self) -> Iterator[Fold]:
         for number in self.ir.layers:
@@ -169,7 +165,7 @@ class _Finder:
                 continue
             try:
                 carried = self._carry(walk, kind, reader, port, labels)
-            except _ComputedError:
+            except ComputedError:
                 carried = None
             # Met from two sides: a product of two tracked tensors is not linear.
             if carried is None or reader in walk.passed:
@@ -193,12 +189,12 @@ class _Finder:
             case "Reshape" | "Unsqueeze" | "Squeeze" | "Convert" if port == 0 and prod(target) == labels.size:
                 return {None: labels.reshape(target)}
             case "Transpose" if port == 0:
-                return {None: labels.transpose([int(i) for i in self._integers(number, 1)])}
+                return {None: labels.transpose([int(i) for i in integer_input(self.graph, number, 1)])}
             case "Broadcast" if port == 0 and len(target) == labels.ndim:
                 return {None: np.broadcast_to(labels, target)}
             case "ScaledDotProductAttention" if port == 2 and target == labels.shape:
                 return {None: labels}
-            case "Gather" if port == 0 and labels.shape[int(self._integers(number, 2)[0])] == 1:
+            case "Gather" if port == 0 and labels.shape[int(integer_input(self.graph, number, 2)[0])] == 1:
                 return {None: labels}
             case "Concat" if self._appends_to_state(number, port, labels):
                 return {None: labels}
@@ -236,14 +232,14 @@ class _Finder:
         return len(others) == 1 and self.ir.kind(others[0]) == "ReadValue" and labels.shape[axis] == 1
 
     def _slice(self, number: int, labels: Labels) -> dict[int | None, Labels] | None:
-        start, stop, step, axes = (self._integers(number, p) for p in (1, 2, 3, 4))
+        start, stop, step, axes = (integer_input(self.graph, number, p) for p in (1, 2, 3, 4))
         index: list[Any] = [slice(None)] * labels.ndim
         for a, b, s, axis in zip(start, stop, step, axes, strict=True):
             index[int(axis)] = slice(int(a), int(b), int(s))
         return {None: labels[tuple(index)]}
 
     def _split(self, number: int, labels: Labels) -> dict[int | None, Labels] | None:
-        axis = int(self._integers(number, 1)[0])
+        axis = int(integer_input(self.graph, number, 1)[0])
         outputs = self.ir.layers[number].findall("output/port")
         pieces: dict[int | None, Labels] = {}
         start = 0
@@ -259,16 +255,21 @@ class _Finder:
         """The shape of an output with dynamic dimensions as 1."""
         return tuple(1 if d == -1 else d for d in self.ir.output_shape(number))
 
-    def _integers(self, number: int, port: int) -> NDArray[np.int64]:
-        """The values of an integer constant, as many as it has; none if the input is computed."""
-        source = self.ir.inputs[number][port][0]
-        while self.ir.kind(source) == "Convert":
-            source = self.ir.inputs[source][0][0]
-        kind = INTEGERS.get(self.ir.data(source).get("element_type", ""))
-        if self.ir.kind(source) != "Const" or kind is None:
-            raise _ComputedError
-        return np.frombuffer(self.graph.constant_bytes(source), kind).astype(np.int64)
 
-
-class _ComputedError(Exception):
+class ComputedError(Exception):
     """An operation's axes or bounds are not constants."""
+
+
+def integer_input(graph: ModelGraph, number: int, port: int) -> NDArray[np.int64]:
+    """The values of an integer constant that an operation reads, as many as it has.
+
+    Raises:
+        ComputedError: the input is computed.
+    """
+    source = graph.ir.inputs[number][port][0]
+    while graph.ir.kind(source) == "Convert":
+        source = graph.ir.inputs[source][0][0]
+    kind = INTEGERS.get(graph.ir.data(source).get("element_type", ""))
+    if graph.ir.kind(source) != "Const" or kind is None:
+        raise ComputedError
+    return np.frombuffer(graph.constant_bytes(source), kind).astype(np.int64)

@@ -264,6 +264,16 @@ OPTIONS: tuple[Option, ...] = (
         compression=True,
     ),
     Option(
+        "permutation",
+        ("--permutation",),
+        COMPRESSION,
+        "auto: before rounding to fewer than 8 bits in groups, sort the inner channels of each MLP by magnitude, which changes nothing else. "
+        "none: leave them in their order.",
+        default="auto",
+        choices=("auto", "none"),
+        compression=True,
+    ),
+    Option(
         "awq",
         ("--awq",),
         COMPRESSION,
