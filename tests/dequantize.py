@@ -35,7 +35,9 @@ def dequantized_ir(folder: Path, source: Path, scratch: Path) -> Path:
     graph, _ = permute(graph, choose_inner(graph, plan))
     factors, _ = fold(graph, plan, choose_folds(graph, plan))
     model = ov.Core().read_model(skeleton.xml)
-    constants = {graph.ir.name(n): np.frombuffer(graph.constant_bytes(n), "<f4").reshape(graph.ir.output_shape(n)) for n in graph.vector_orders}
+    constants = {
+        graph.ir.name(n): np.frombuffer(graph.constant_bytes(n), "<f4").reshape(graph.ir.output_shape(n)) for n in graph.vector_orders
+    }
     constants |= {graph.ir.name(number): values for number, values in factors.constants.items()}
     for number, values in factors.inserted.items():
         output = next(node for node in model.get_ops() if node.get_friendly_name() == graph.ir.name(number)).output(0)

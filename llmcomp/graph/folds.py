@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph
 
 Labels = NDArray[np.int64]

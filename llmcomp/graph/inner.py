@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 import numpy as np
@@ -20,12 +21,14 @@ from llmcomp.graph.folds import ComputedError, integer_input
 from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph, Order
 
-UNARY = frozenset(
-    "Abs Ceiling Clamp Convert Elu Erf Exp Floor Gelu HSigmoid HSwish HardSigmoid Log Mish Negative ReLU Selu Sigmoid Sign SoftPlus SoftSign "
-    "Sqrt Swish Tanh".split()
-)
-BINARY = frozenset("Add Divide Maximum Minimum Multiply Power SquaredDifference Subtract".split())
-SAME_ROWS = frozenset("Reshape Squeeze Unsqueeze".split())
+# fmt: off
+UNARY = frozenset((
+    "Abs", "Ceiling", "Clamp", "Convert", "Elu", "Erf", "Exp", "Floor", "Gelu", "HSigmoid", "HSwish", "HardSigmoid", "Log", "Mish",
+    "Negative", "ReLU", "Selu", "Sigmoid", "Sign", "SoftPlus", "SoftSign", "Sqrt", "Swish", "Tanh",
+))
+# fmt: on
+BINARY = frozenset(("Add", "Divide", "Maximum", "Minimum", "Multiply", "Power", "SquaredDifference", "Subtract"))
+SAME_ROWS = frozenset(("Reshape", "Squeeze", "Unsqueeze"))
 """They keep each row of the last axis as it is, if the axis keeps its size."""
 
 
@@ -116,7 +119,7 @@ class _Finder:
                 if reader not in passed and (reader, port) not in allowed and self.ir.kind(reader) != "ShapeOf":
                     return
         runs = [sorted(starts) for starts in (*writers.values(), *vectors.values())]
-        if writers and not any(b - a < channels for starts in runs for a, b in zip(starts, starts[1:], strict=False)):
+        if writers and not any(b - a < channels for starts in runs for a, b in pairwise(starts)):
             yield Inner(
                 channels,
                 {name: tuple(sorted(starts)) for name, starts in writers.items()},
