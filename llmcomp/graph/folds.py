@@ -5,6 +5,8 @@ a product with ones), or the rows (with their bias) of a layer. If everything
 between the source and the layers that read it treats channels one by one and linearly, then dividing channel c at the source by t[c]
 and multiplying the readers' columns by t[c] changes nothing: norm into q/k/v and gate/up, v into o with grouped heads, up into down, fc1 through a ReLU into fc2.
 
+Where no source is found, the factors' inverse can be multiplied with a layer's input while the model runs, which costs a little time.
+
 Found by dependence, not by name: the channel numbers are carried through the graph's own reshapes, transposes and slices.
 """
 
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import prod
 from typing import Any
@@ -50,7 +52,17 @@ class Fold:
     readers: dict[str, Labels]
     """Layer name -> the channel of each input."""
     behind: int | None = None
-    """A normalization without a weight: the operation whose output is divided by the factors, in a Multiply that the graph does not have."""
+    """The operation whose output is divided by the factors, in a Multiply that the graph does not have: a normalization without a weight, or
+    what gives the readers their input."""
+    at_run_time: bool = False
+    """That Multiply takes the place of no other."""
+
+    @property
+    def source(self) -> str:
+        """What reports call it."""
+        if self.at_run_time:
+            return "product at run time"
+        return self.writer or ("norm" if self.behind is None else "norm without a weight")
 
 
 @dataclass
@@ -66,15 +78,17 @@ class _Walk:
     """Operations that channels have been carried through."""
 
 
-def find_folds(graph: ModelGraph) -> tuple[Fold, ...]:
+def find_folds(graph: ModelGraph, at_run_time: bool = False) -> tuple[Fold, ...]:
     """All folds of a graph, in topological order of their sources; those that need a Multiply of their own come last.
+
+    `at_run_time`: for layers that no source reaches a Multiply in front of them counts as one.
 
     Of two that would change the same weight's columns, or the same vector, only the first: factors are chosen and applied once.
     """
     found: list[Fold] = []
     taken: set[str | int] = set()
     finder = _Finder(graph)
-    for fold in chain(finder.folds(), finder.bare_norms()):
+    for fold in chain(finder.folds(), finder.bare_norms(), finder.inputs() if at_run_time else ()):
         changed: set[str | int] = {*fold.readers, *(vector.layer_id for vector in fold.vectors)}
         if not changed & taken:
             found.append(fold)
@@ -103,6 +117,14 @@ class _Finder:
         for number in self.ir.layers:
             if self._normalizes(number) and self.ir.output_type(number) == "FP32":
                 yield from self._from(number, self._static(number)[-1], None, (), behind=number)
+
+    def inputs(self) -> Iterator[Fold]:
+        """What layers read taken as a source itself."""
+        for number in dict.fromkeys(self.ir.inputs[matmul][0][0] for matmul, layer in self.matmuls.items() if len(layer.shape) == 2):
+            one_output = len(self.ir.layers[number].findall("output/port")) == 1
+            if one_output and self.ir.inputs[number] and self.ir.output_type(number) == "FP32":
+                for fold in self._from(number, (self._static(number) or (1,))[-1], None, (), behind=number):
+                    yield replace(fold, at_run_time=True)
 
     def _normalizes(self, number: int) -> bool:
         """A LayerNorm's core, or an RMSNorm's: a tensor times one computed number for each token."""
