@@ -31,7 +31,7 @@ from llmcomp.graph.sections import Section, Sections
 from llmcomp.planning import Plan, adapters
 from llmcomp.solving import TINY, Moments, roundtrip, solve
 
-SAMPLED_ROWS = 128
+SAMPLED_ROWS = 64
 """Rows of a weight by which the factors of a fold are chosen."""
 Check = Callable[[Layer, NDArray[Any]], None]
 """Raises NonFiniteWeightError if a layer's rows hold NaN or Inf."""
@@ -122,13 +122,14 @@ class _Stage:
         self.graph, self.plan, self.put, self.check = graph, plan, put, check
         self.schemes = {entry.name: entry.scheme for entry in plan.layers}
         self.told: dict[str, dict[str, Any]] = {}
+        self.second_order = any(scheme.rounding == "gptq" for scheme in self.schemes.values())
+        """Only then what a section has become is pushed through it."""
 
     def compress(self, opened: OpenSection, folds: Sequence[Fold]) -> list[tuple[NDArray[np.float32], dict[str, Any]]]:
         """Compress a section and push the hidden states through it; returns factors and a line for each fold."""
         section = opened.section
         weights = self.read_all(section)
-        second_order = any(scheme.rounding == "gptq" for scheme in self.schemes.values())
-        statistics = opened.observe(weights, advance=not second_order, moments_only=True)
+        statistics = opened.observe(weights, advance=not self.second_order, moments_only=True)
         hessians = {name: h for names, s in zip(section.sites, statistics, strict=True) for h in [s.take_second_moment()] for name in names}
         found = [self._factors(fold, weights, hessians) for fold in folds]
         factors = make_factors(self.graph, [t for t, _ in found], folds)
@@ -140,7 +141,7 @@ class _Stage:
                 del hessians[name]
             if asked:
                 weights |= self._compress_site(asked, weights, hessian, factors)
-        if second_order and not section.last:
+        if self.second_order and not section.last:
             opened.advance(weights)
         return found
 
@@ -171,7 +172,7 @@ class _Stage:
     def _compress_site(
         self, layers: Sequence[Layer], weights: Mapping[str, NDArray[np.float32]], hessian: NDArray[np.float32], factors: Factors
     ) -> dict[str, NDArray[np.float32]]:
-        """Compress the layers that share a site and hand them on; returns what they are now, without the factors.
+        """Compress the layers that share a site and hand them on; returns what they are now, without the factors, if that is of use.
 
         `hessian` is that of the inputs with the factors in them afterwards: at thousands of channels a copy counts.
         """
@@ -187,14 +188,16 @@ class _Stage:
             scheme = self.schemes[layer.name]
             if scheme.format == ADAPTIVE:
                 scheme = replace(scheme, format=fit_table(scheme, [(w, moments.diagonal)]))
-            weight, told = solve(scheme, w, moments)
-            back = weight.stored().dequantize()
+            solved = solve(scheme, w, moments)
+            back, told = solved.back, solved.told
             if scheme.adapter_rank:
                 back, told = self._correct(layer, w, back, moments, told)
-            error = float(np.square(back - w, dtype=np.float64).sum()) / max(float(np.square(w, dtype=np.float64).sum()), TINY)
-            self.put(layer, weight, error, time.perf_counter() - started)
+            difference = back - w
+            error = float(np.vdot(difference, difference)) / max(float(np.vdot(w, w)), TINY)
+            self.put(layer, solved.weight, error, time.perf_counter() - started)
             self.told[layer.name] = told
-            found[layer.name] = back / columns / scale_rows
+            if self.second_order:
+                found[layer.name] = back / columns / scale_rows
         return found
 
     def _correct(

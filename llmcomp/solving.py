@@ -8,6 +8,7 @@ read first: solve
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +26,8 @@ from llmcomp.kernels import Given
 from llmcomp.planning import Scheme
 
 RULES: dict[str, Any] = {planning.SEARCH: search, planning.SCALE_ESTIMATION: scale_estimation}
+POWER_ROWS = 128
+"""Rows by which a layer's power is told."""
 TINY = 1e-30
 """In place of a power of zero, where errors are put in relation to it."""
 ORDERS: tuple[Order, ...] = ("activation", "group")
@@ -58,21 +61,32 @@ def roundtrip(scheme: Scheme, w: NDArray[np.float32], h: NDArray[np.float32], qu
     return kernels.roundtrip_rows(fmt, w, scheme.group_size, rule, Given(importance=np.ascontiguousarray(h, np.float32)))
 
 
-def solve(scheme: Scheme, w: NDArray[np.float32], moments: Moments) -> tuple[CompressedWeight, dict[str, Any]]:
-    """w [rows, in] compressed, with f32 scales; and for the report the loss of its outputs, relative to their power."""
+@dataclass(frozen=True)
+class Solved:
+    """What became of a layer."""
+
+    weight: CompressedWeight
+    """With f32 scales."""
+    back: NDArray[np.float32]
+    """[rows, in]: what it stands for as it will be stored."""
+    told: dict[str, Any]
+    """For the report: the loss of its outputs, and that of plain rounding, relative to their power (that by some of its rows)."""
+
+
+def solve(scheme: Scheme, w: NDArray[np.float32], moments: Moments) -> Solved:
+    """w [rows, in] compressed; plainly, if that loses less."""
     weight = _quantize(scheme, w, RULES.get(scheme.rule, scheme.rule), moments.diagonal)
     if scheme.rounding == "gptq":
         weight = _second_order(scheme, w, weight, moments)
     best_rule = formats.get(scheme.format).best_rule
     plain = _quantize(scheme, w, RULES.get(best_rule, best_rule), moments.diagonal)
-    loss, plain_loss = (_loss(w, one, moments) for one in (weight, plain))
-    power = max(float(quadratic_loss(w, moments.hessian).sum()), TINY)
-    told = {
-        "loss": min(loss, plain_loss) / power,
-        "plain_loss": plain_loss / power,
-        "kept": "calibrated" if loss <= plain_loss else "plain",
-    }
-    return (weight if loss <= plain_loss else plain), told
+    backs = [one.stored().dequantize() for one in (weight, plain)]
+    loss, plain_loss = (float(quadratic_loss(back - w, moments.hessian).sum()) for back in backs)
+    some = w[:: max(1, len(w) // POWER_ROWS)]
+    power = max(float(quadratic_loss(some, moments.hessian).mean()) * len(w), TINY)
+    keeps = loss <= plain_loss
+    told = {"loss": min(loss, plain_loss) / power, "plain_loss": plain_loss / power, "kept": "calibrated" if keeps else "plain"}
+    return Solved(weight, backs[0], told) if keeps else Solved(plain, backs[1], told)
 
 
 def _second_order(scheme: Scheme, w: NDArray[np.float32], start: CompressedWeight, moments: Moments) -> CompressedWeight:
@@ -105,7 +119,3 @@ def _quantize(scheme: Scheme, w: NDArray[np.float32], rule: Any, importance: NDA
     return CompressedWeight(
         fmt, w.shape, scheme.group_size, codes, tile.scale, zero_point, rule if isinstance(rule, str) else rule.__name__
     )
-
-
-def _loss(w: NDArray[np.float32], weight: CompressedWeight, moments: Moments) -> float:
-    return float(quadratic_loss(weight.stored().dequantize() - w, moments.hessian).sum())

@@ -97,5 +97,4 @@ def _losses(reader: Reader, t: NDArray[np.float32], quick: bool) -> NDArray[np.f
 
 def quadratic_loss(difference: NDArray[np.float32], hessian: NDArray[np.float32]) -> NDArray[np.float64]:
     """d H dᵀ of each row d: the mean squared error of its output."""
-    products: NDArray[np.float64] = np.einsum("ij,ij->i", difference @ hessian, difference, dtype=np.float64)
-    return products
+    return np.einsum("ij,ij->i", difference @ hessian, difference).astype(np.float64)

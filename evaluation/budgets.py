@@ -1,0 +1,157 @@
+"""Plans under a budget side by side with uniform plans and NNCF's: KL on text that nothing saw, bytes; into evaluation/results/budgets-NAME.json.
+
+    python evaluation/budgets.py CHECKPOINT WORK --calibration FILE --text FILE [--bpw 4.6 5.2 6.5] [--windows 24] [--ours-only]
+
+Three families, every model judged on the same windows:
+  budget   `llmcomp export --target-bpw B`, by losses that `llmcomp measure` has written once
+  uniform  one format and group for all layers, with and without `--all-layers`
+  ratio    a share of int4 layers by one of NNCF's five metrics, ratio 0.1 to 1 in steps of 0.1, with and without all layers: by NNCF itself, and,
+           so that plans are compared and not algorithms, by us
+A plan rivals a budget whose .bin has at least its bytes over 1.01. All families round without data (`--method plain`) or with the same
+calibrated method. What is in the results already is not made again; folders are removed once judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from calibrated import FLAGS, cache, run, token_rows
+
+from llmcomp.judge import evaluate, load_text
+
+METRICS = (
+    "weight_quantization_error",
+    "hessian_input_activation",
+    "mean_activation_variance",
+    "max_activation_variance",
+    "mean_activation_magnitude",
+)
+UNIFORM = [(name, group) for name in ("int4_sym", "int4_asym") for group in (32, 64, 128)]
+PEER = """
+import json, sys
+import nncf, numpy as np, openvino as ov
+from pathlib import Path
+source, out, mode, group, ratio, metric, all_layers, rows = json.loads(sys.argv[1])
+model = ov.Core().read_model(source + "/openvino_model.xml")
+names = {n for i in model.inputs for n in i.get_names()}
+def sample(ids):
+    x = np.array(ids)[None]
+    feed = {"input_ids": x, "attention_mask": np.ones_like(x), "position_ids": np.arange(x.shape[1])[None], "beam_idx": np.zeros(1, np.int32)}
+    return {k: v for k, v in feed.items() if k in names}
+options = {"dataset": nncf.Dataset([sample(r) for r in rows]), "subset_size": len(rows)} if metric != "weight_quantization_error" else {}
+metric = nncf.SensitivityMetric(metric)
+mode = nncf.CompressWeightsMode(mode)
+model = nncf.compress_weights(model, mode=mode, ratio=ratio, group_size=group, sensitivity_metric=metric, all_layers=all_layers, **options)
+Path(out).mkdir(parents=True, exist_ok=True)
+ov.save_model(model, out + "/openvino_model.xml", compress_to_fp16=False)
+"""
+
+
+def models(a: argparse.Namespace, measured: Path, rows: list[list[int]]) -> Iterator[tuple[str, list[str]]]:
+    """Name and the command that makes it into the folder `{out}`."""
+    data = ["--dataset", str(a.calibration), "--num-samples", str(a.samples), "--sequence-length", str(a.length)]
+    method = [] if a.method == "plain" else [FLAGS[m] for m in a.method.split("+")] + data
+    export = [
+        sys.executable,
+        "-m",
+        "llmcomp",
+        "export",
+        str(a.checkpoint),
+        "{out}",
+        "--quiet",
+        "--verify",
+        "none",
+        "--no-tokenizer",
+        *method,
+    ]
+    for bpw in a.bpw:
+        yield f"budget {bpw:g}", [*export, "--target-bpw", str(bpw), "--sensitivity", str(measured)]
+    for name, group in UNIFORM:
+        for all_layers in (False, True):
+            switch = ["--all-layers"] if all_layers else []
+            yield f"uniform {name} {group}{' all' * all_layers}", [*export, "--weight-format", name, "--group-size", str(group), *switch]
+    for metric in METRICS:
+        for all_layers in (False, True):
+            for tenths in range(1, 11):
+                ratio, switch = tenths / 10, ["--all-layers"] if all_layers else []
+                told = f"{metric} {ratio:g}{' all' * all_layers}"
+                if tenths == 10 and metric != METRICS[0]:
+                    continue
+                asked = ["--weight-format", a.format, "--group-size", str(a.group), "--ratio", str(ratio), *switch]
+                ranked = ["--sensitivity-metric", metric, "--sensitivity", str(measured)] if tenths < 10 else []
+                yield f"ratio {told}", [*export, *asked, *ranked]
+                if not a.ours_only:
+                    given = [str(fp16_of(a)), "{out}", a.format, a.group, ratio, metric, all_layers, rows]
+                    yield f"nncf {told}", [sys.executable, "-c", PEER, json.dumps(given)]
+
+
+def fp16_of(a: argparse.Namespace) -> Path:
+    folder: Path = a.work / f"{a.checkpoint.name}-fp16"
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("work", type=Path)
+    parser.add_argument("--calibration", type=Path, required=True)
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--bpw", type=float, nargs="+", default=[4.6, 5.2, 6.5])
+    parser.add_argument("--method", default="plain", help="plain, or as in calibrated.py, awq+scale_estimation for one")
+    parser.add_argument("--format", default="int4_asym", help="of the ratio family")
+    parser.add_argument("--group", type=int, default=64)
+    parser.add_argument("--samples", type=int, default=32)
+    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--windows", type=int, default=24)
+    parser.add_argument("--ours-only", action="store_true", help="leave NNCF out")
+    parser.add_argument("--results", type=Path, default=Path("evaluation/results"))
+    a = parser.parse_args()
+    a.work.mkdir(parents=True, exist_ok=True)
+    fp16, measured = fp16_of(a), a.work / f"{a.checkpoint.name}-measured.json"
+    if not fp16.exists():
+        task = ["--task", "text-generation-with-past", "--weight-format", "fp16"]
+        run([str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino", "-m", str(a.checkpoint), *task, str(fp16)])
+    if not measured.exists():
+        data = ["--dataset", str(a.calibration), "--num-samples", str(a.samples), "--sequence-length", str(a.length)]
+        run([sys.executable, "-m", "llmcomp", "measure", str(a.checkpoint), "-o", str(measured), *data], cache(a))
+    target, text = a.results / f"budgets-{a.checkpoint.name}.json", load_text(str(a.text))
+    table: dict[str, Any] = json.loads(target.read_text(encoding="utf8")) if target.exists() else {}
+    found = table.setdefault(a.method, {})
+    for name, command in models(a, measured, token_rows(a)):
+        if name in found:
+            continue
+        out = a.work / "one"
+        shutil.rmtree(out, ignore_errors=True)
+        try:
+            run([word.replace("{out}", str(out)) for word in command], cache(a))
+        except (SystemExit, subprocess.CalledProcessError) as error:
+            found[name] = {"failed": str(error)[-300:]}
+        else:
+            scores = evaluate([str(out)], text, reference=str(fp16), tokenizer=str(a.checkpoint), limit=a.windows)[1]
+            found[name] = {"kl": scores.kl, "kl_se": scores.kl_standard_error, "bytes": (out / "openvino_model.bin").stat().st_size}
+        print(name, found[name], flush=True)
+        target.write_text(json.dumps(table, indent=1) + "\n", encoding="utf8")
+    tell(found)
+
+
+def tell(found: dict[str, dict[str, Any]]) -> None:
+    """For each budget its best rival of no more than 1.01 times the bytes."""
+    for name, own in found.items():
+        if not name.startswith("budget") or "kl" not in own:
+            continue
+        rivals = {n: r for n, r in found.items() if not n.startswith("budget") and "kl" in r and r["bytes"] <= 1.01 * own["bytes"]}
+        for family in ("uniform", "ratio", "nncf"):
+            best = min((n for n in rivals if n.startswith(family)), key=lambda n: rivals[n]["kl"], default=None)
+            if best:
+                print(f"{name}: KL {own['kl']:.4f}, {own['bytes']} bytes; best {family} of {len(rivals)}: {best} {rivals[best]}")
+
+
+if __name__ == "__main__":
+    main()
