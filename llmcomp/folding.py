@@ -30,7 +30,8 @@ SAMPLED_ROWS, SAMPLED_RUN = 256, 32
 def choose_folds(graph: ModelGraph, plan: Plan, found: Sequence[Fold] | None = None) -> tuple[Fold, ...]:
     """The folds in front of low-bit layers, none if `plan.folds` says so; no weight is read. `found` are all that the graph has, if known.
 
-    Factors that need a product at run time are only taken where data chooses them. A fold that touches a float layer is left out: its weights could not take a factor without being rounded.
+    Factors that need a product at run time are only taken where data chooses them. A fold that touches a float layer is left out: its weights
+    could not take a factor without being rounded.
     """
     if plan.folds == "none":
         return ()

@@ -16,6 +16,7 @@ from llmcomp.graph.model import ModelGraph
 from llmcomp.graph.skeleton import get_skeleton
 from llmcomp.options import ExportOptions
 from llmcomp.permuting import choose_inner, permute
+from tests.dequantize import dequantized_ir
 from tests.test_path import logits
 from tests.tiny import save_shards, tiny_llama
 
@@ -46,7 +47,7 @@ def run(source: Path, out: Path, **options: Any) -> dict[str, Any]:
 
 def test_groups_of_like_columns_lose_less_and_cost_nothing(source: Path, tmp_path: Path) -> None:
     wanted = run(source, tmp_path / "float", weight_format="fp32", group_size=None)
-    mixed, sorted_ = run(source, tmp_path / "mixed", permutation="none"), run(source, tmp_path / "sorted")
+    mixed, sorted_ = run(source, tmp_path / "mixed"), run(source, tmp_path / "sorted", permutation="sorted")
     assert wanted["permuted"] == mixed["permuted"] == []
     stem = "model.layers.{}.mlp.{}_proj"
     assert sorted_["permuted"] == [
@@ -62,6 +63,13 @@ def test_groups_of_like_columns_lose_less_and_cost_nothing(source: Path, tmp_pat
     assert better < plain
 
 
+def test_the_written_model_is_the_sorted_weights(source: Path, tmp_path: Path) -> None:
+    run(source, tmp_path / "out", permutation="sorted", folds="auto")
+    wanted = logits(dequantized_ir(tmp_path / "out", source / "tiny", tmp_path), IDS)
+    # f32 sums of 160 terms, in kernels of another order.
+    np.testing.assert_allclose(logits(tmp_path / "out" / "openvino_model.xml", IDS), wanted, rtol=1e-3, atol=1e-4 * np.abs(wanted).max())
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -72,14 +80,16 @@ def test_groups_of_like_columns_lose_less_and_cost_nothing(source: Path, tmp_pat
     ],
 )
 def test_only_where_low_bit_weights_have_groups_along_them(source: Path, options: dict[str, Any]) -> None:
-    asked: dict[str, Any] = {"weight_format": "int4_sym", "group_size": 32, "no_tokenizer": True, **options}
+    asked: dict[str, Any] = {"weight_format": "int4_sym", "group_size": 32, "permutation": "sorted", "no_tokenizer": True, **options}
     plan = plan_model(ExportOptions(model=str(source / "tiny"), **asked))
     opened = checkpoints.open(str(source / "tiny"))
     assert choose_inner(ModelGraph(get_skeleton(opened), opened), plan) == ()
 
 
 def test_columns_come_out_sorted_and_rows_with_them(source: Path) -> None:
-    plan = plan_model(ExportOptions(model=str(source / "tiny"), weight_format="int4_sym", group_size=32, no_tokenizer=True))
+    plan = plan_model(
+        ExportOptions(model=str(source / "tiny"), weight_format="int4_sym", group_size=32, permutation="sorted", no_tokenizer=True)
+    )
     opened = checkpoints.open(str(source / "tiny"))
     graph = ModelGraph(get_skeleton(opened), opened)
     moved, _ = permute(graph, choose_inner(graph, plan))
@@ -101,7 +111,9 @@ def test_a_weight_that_is_not_finite_is_named_by_its_place_in_the_checkpoint(sou
     tensors = tiny_llama(tmp_path / "bad")
     tensors[f"model.layers.0.mlp.{part}_proj.weight"][3, 5] = np.nan
     save_shards(tmp_path / "bad", tensors)
-    options = ExportOptions(model=str(tmp_path / "bad"), output=tmp_path / "out", weight_format="int4_sym", no_tokenizer=True)
+    options = ExportOptions(
+        model=str(tmp_path / "bad"), output=tmp_path / "out", weight_format="int4_sym", permutation="sorted", no_tokenizer=True
+    )
     with pytest.raises(NonFiniteWeightError, match=rf"{part}_proj.weight.*row 3, column 5"):
         export(options)
     assert not (tmp_path / "out").exists()

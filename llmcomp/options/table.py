@@ -267,10 +267,10 @@ OPTIONS: tuple[Option, ...] = (
         "permutation",
         ("--permutation",),
         COMPRESSION,
-        "auto: before rounding to fewer than 8 bits in groups, sort the inner channels of each MLP by magnitude, which changes nothing else. "
-        "none: leave them in their order.",
-        default="auto",
-        choices=("auto", "none"),
+        "sorted: before rounding to fewer than 8 bits in groups, sort the inner channels of each MLP by magnitude, which changes nothing "
+        "else. none: leave them in their order. Which is better depends on the model: judge both.",
+        default="none",
+        choices=("none", "sorted"),
         compression=True,
     ),
     Option(

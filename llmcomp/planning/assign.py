@@ -148,7 +148,7 @@ class Planner:
 
     def permutation(self, low: bool) -> Literal["none", "sorted"]:
         """As `folds`."""
-        return "sorted" if self.options.permutation == "auto" and low else "none"
+        return self.options.permutation if low else "none"
 
     def adapter_rank(self, layer: Layer, name: str) -> int:
         """The rank of the correction of a layer of this format, at most that of the layer itself."""
