@@ -59,7 +59,7 @@ class Budgeting:
         """
         assert options.budget is not None
         self.graph, self.options, self.kind, self.xml_bytes = graph, options, options.budget, xml_bytes
-        self.folds = find_folds(graph)
+        self.folds = find_folds(graph, options.awq)
         self.found = ladder(graph.layers, options, measured)
         self.rooms = [
             [layer_room(layer, line.scheme) for line in lines] for layer, lines in zip(graph.layers, self.found.lines, strict=True)

@@ -114,8 +114,7 @@ def _inside(fold: Fold, section: Section) -> bool:
 
 def _describe(fold: Fold) -> dict[str, Any]:
     """A fold for the report."""
-    source = fold.writer or ("norm" if fold.behind is None else "norm without a weight")
-    return {"from": source, "into": list(fold.readers), "channels": int(fold.free.sum())}
+    return {"from": fold.source, "into": list(fold.readers), "channels": int(fold.free.sum())}
 
 
 class _Stage:

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -33,13 +33,14 @@ from llmcomp.graph.factors import NO_FACTORS, Factors
 from llmcomp.graph.folds import Fold
 from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph, flat_rows
-from llmcomp.graph.sections import Sections, divide
+from llmcomp.graph.sections import Sections, divide, take_orders
 from llmcomp.graph.skeleton import get_skeleton
 from llmcomp.judge import JudgeError
 from llmcomp.judge.text import Text
 from llmcomp.judging import BUDGET_WINDOWS, T95, check_judgeable, judge
 from llmcomp.measuring import measure
 from llmcomp.options import ExportOptions
+from llmcomp.permuting import choose_inner, permute
 from llmcomp.planning import Measured, Plan, Scheme
 from llmcomp.progress import Progress
 from llmcomp.writing import verify
@@ -221,7 +222,11 @@ def _write(graph: ModelGraph, plan: Plan, data: _Data, folder: Path, run: _Run) 
     data.finish_tokenizer()
     samples = data.get() if sections is not None else None
     data.check_used()
-    done = _compress(graph, plan, layout, folds, sections, samples, folder, run)
+    with run.stage("permute"):
+        graph, permuted = permute(graph, choose_inner(graph, plan), _workers())
+        if sections is not None:
+            take_orders(sections, graph)
+    done = replace(_compress(graph, plan, layout, folds, sections, samples, folder, run), permuted=permuted)
     with run.stage("write"):
         write_ir(graph, schemes, layout, done.tail, folder / "openvino_model.xml", _rt_info(options, plan))
         write_side_files(graph, plan, options, folder)

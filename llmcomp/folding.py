@@ -30,7 +30,8 @@ SAMPLED_ROWS, SAMPLED_RUN = 256, 32
 def choose_folds(graph: ModelGraph, plan: Plan, found: Sequence[Fold] | None = None) -> tuple[Fold, ...]:
     """The folds in front of low-bit layers, none if `plan.folds` says so; no weight is read. `found` are all that the graph has, if known.
 
-    A fold that touches a float layer is left out: its weights could not take a factor without being rounded.
+    Factors that need a product at run time are only taken where data chooses them. A fold that touches a float layer is left out: its weights
+    could not take a factor without being rounded.
     """
     if plan.folds == "none":
         return ()
@@ -40,7 +41,7 @@ def choose_folds(graph: ModelGraph, plan: Plan, found: Sequence[Fold] | None = N
         involved = [*one.readers, *([one.writer] if one.writer else [])]
         return any(planning.is_low(schemes[name].format) for name in one.readers) and not any(schemes[name].is_float for name in involved)
 
-    return tuple(one for one in (find_folds(graph) if found is None else found) if helps(one))
+    return tuple(one for one in (find_folds(graph, plan.folds == "awq") if found is None else found) if helps(one))
 
 
 def fold(graph: ModelGraph, plan: Plan, folds: tuple[Fold, ...], workers: int = 1) -> tuple[Factors, list[dict[str, Any]]]:
@@ -49,17 +50,16 @@ def fold(graph: ModelGraph, plan: Plan, folds: tuple[Fold, ...], workers: int = 
     low = [[name for name in one.readers if planning.is_low(schemes[name].format)] for one in folds]
     names = [name for readers in low for name in readers]
     with ThreadPoolExecutor(workers, "llmcomp-fold") as pool:
-        sums = dict(zip(names, pool.map(lambda name: equalize.magnitudes(_sampled_rows(graph, layers[name])), names), strict=True))
+        sums = dict(zip(names, pool.map(lambda name: equalize.magnitudes(sampled_rows(graph, layers[name])), names), strict=True))
     chosen: list[NDArray[np.float32]] = []
     told: list[dict[str, Any]] = []
     for one, readers in zip(folds, low, strict=True):
         chosen.append(equalize.channel_factors(one.channels, [(*sums[name], one.readers[name]) for name in readers], one.free))
-        source = one.writer or ("norm" if one.behind is None else "norm without a weight")
-        told.append({"from": source, "into": list(one.readers), "channels": int(one.free.sum())})
+        told.append({"from": one.source, "into": list(one.readers), "channels": int(one.free.sum())})
     return make_factors(graph, chosen, folds), told
 
 
-def _sampled_rows(graph: ModelGraph, layer: Layer) -> Iterator[NDArray[Any]]:
+def sampled_rows(graph: ModelGraph, layer: Layer) -> Iterator[NDArray[Any]]:
     """Evenly spaced runs of rows of a layer, enough for the statistics of its columns."""
     rows = flat_rows(layer)
     runs = -(-min(SAMPLED_ROWS, rows) // SAMPLED_RUN)

@@ -14,9 +14,10 @@ from llmcomp import formats
 from llmcomp.algorithms.search import search
 from llmcomp.export import plan_model
 from llmcomp.folding import choose_folds, fold
-from llmcomp.graph.model import ModelGraph
+from llmcomp.graph.model import ModelGraph, flat_rows
 from llmcomp.graph.skeleton import get_skeleton
 from llmcomp.options import ExportOptions
+from llmcomp.permuting import choose_inner, permute
 from llmcomp.planning import COMPRESSION_FIELDS
 
 
@@ -25,14 +26,19 @@ def dequantized_ir(folder: Path, source: Path, scratch: Path) -> Path:
     checkpoint = checkpoints.open(str(source))
     skeleton = get_skeleton(checkpoint)
     graph = ModelGraph(skeleton, checkpoint)
+    layers = {layer.tensor: layer for layer in graph.layers}
     tensors = {w["id"]: w["tensor"] for w in skeleton.weights}
     report = json.loads((folder / "report.json").read_text())
     schemes = {layer["tensor"]: layer for layer in report["layers"]}
     asked = {k: v for k, v in report["settings"].items() if k in COMPRESSION_FIELDS and v}
     plan = plan_model(ExportOptions(model=str(source), no_tokenizer=True, **asked))
+    graph, _ = permute(graph, choose_inner(graph, plan))
     factors, _ = fold(graph, plan, choose_folds(graph, plan))
     model = ov.Core().read_model(skeleton.xml)
-    constants = {graph.ir.name(number): values for number, values in factors.constants.items()}
+    constants = {
+        graph.ir.name(n): np.frombuffer(graph.constant_bytes(n), "<f4").reshape(graph.ir.output_shape(n)) for n in graph.vector_orders
+    }
+    constants |= {graph.ir.name(number): values for number, values in factors.constants.items()}
     for number, values in factors.inserted.items():
         output = next(node for node in model.get_ops() if node.get_friendly_name() == graph.ir.name(number)).output(0)
         targets = output.get_target_inputs()
@@ -44,7 +50,8 @@ def dequantized_ir(folder: Path, source: Path, scratch: Path) -> Path:
         if tensor is None:
             continue
         scheme = schemes[tensor]
-        w = np.asarray(checkpoint.read(tensor)).astype(np.float32)
+        layer = layers[tensor]
+        w = np.asarray(graph.rows(layer, 0, flat_rows(layer)), np.float32).reshape(layer.shape)
         if formats.exists(scheme["format"]):
             w = factors.apply(scheme["name"], w, range(len(w)))
             w = rounded(w, scheme["table"] or scheme["format"], scheme["group_size"], scheme["rule"])

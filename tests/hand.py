@@ -35,6 +35,9 @@ class MemoryCheckpoint:
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
         return self.arrays[name][start:stop]
 
+    def picked(self, name: str, numbers: np.ndarray) -> np.ndarray:
+        return self.arrays[name][numbers]
+
 
 def weights(seed: int = 0, dtype: Any = ml_dtypes.bfloat16) -> dict[str, np.ndarray]:
     """Tensors of the hand-made model; `model.layers.N.conv.weight` is stored (in, out)."""

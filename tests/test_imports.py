@@ -26,6 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "writing": {"formats", "graph", "checkpoint", "planning", "options", "errors", "imports"},
     "fitting": {"algorithms", "formats", "graph", "planning"},
     "folding": {"algorithms", "graph", "planning"},
+    "permuting": {"algorithms", "folding", "graph", "planning"},
     "solving": {"algorithms", "formats", "kernels", "planning"},
     "adapting": {"algorithms", "formats", "planning", "solving"},
     "calibrating": {"adapting", "algorithms", "calibration", "fitting", "formats", "graph", "planning", "solving"},

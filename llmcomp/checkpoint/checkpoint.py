@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 
@@ -42,6 +43,10 @@ class Checkpoint(ABC):
     @abstractmethod
     def rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
         """Rows [start, stop) along the first axis, mapped or decoded now; bf16 as ml_dtypes.bfloat16."""
+
+    def picked(self, name: str, numbers: NDArray[np.int64]) -> NDArray[Any]:
+        """The rows with these numbers, a copy."""
+        return self.read(name)[numbers]
 
     @abstractmethod
     def prefetch(self, name: str, start: int, stop: int) -> None:

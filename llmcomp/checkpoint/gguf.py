@@ -66,6 +66,13 @@ class GGUFCheckpoint(Checkpoint):
         read_ahead(self._path, tensor.begin + start * size, tensor.begin + stop * size)
 
     def rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        return self._decoded(name, self._order(name, start, stop))
+
+    def picked(self, name: str, numbers: NDArray[np.int64]) -> NDArray[Any]:
+        return self._decoded(name, np.arange(self._stored[name].shape[0])[self._order(name, 0, self._stored[name].shape[0])][numbers])
+
+    def _decoded(self, name: str, stored: Any) -> NDArray[Any]:
+        """Rows by their places in the file, a slice or numbers."""
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
@@ -74,9 +81,8 @@ class GGUFCheckpoint(Checkpoint):
         raw = np.asarray(self._map[tensor.begin : tensor.end])
         if tensor.kind in PLAIN:
             whole = np.frombuffer(raw, PLAIN[tensor.kind][1]).reshape(tensor.shape)
-            return whole[self._order(name, start, stop)]
-        picked = raw.reshape(count, -1)[self._order(name, start, stop)]
-        return np.ascontiguousarray(dequantize(picked, GGMLQuantizationType(tensor.kind)), np.float32)
+            return whole[stored]
+        return np.ascontiguousarray(dequantize(raw.reshape(count, -1)[stored], GGMLQuantizationType(tensor.kind)), np.float32)
 
     def _check_decodable(self) -> None:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType

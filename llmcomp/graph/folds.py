@@ -5,6 +5,8 @@ a product with ones), or the rows (with their bias) of a layer. If everything
 between the source and the layers that read it treats channels one by one and linearly, then dividing channel c at the source by t[c]
 and multiplying the readers' columns by t[c] changes nothing: norm into q/k/v and gate/up, v into o with grouped heads, up into down, fc1 through a ReLU into fc2.
 
+Where no source is found, the factors' inverse can be multiplied with a layer's input while the model runs, which costs a little time.
+
 Found by dependence, not by name: the channel numbers are carried through the graph's own reshapes, transposes and slices.
 """
 
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import prod
 from typing import Any
@@ -20,7 +22,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph
 
 Labels = NDArray[np.int64]
@@ -51,7 +52,17 @@ class Fold:
     readers: dict[str, Labels]
     """Layer name -> the channel of each input."""
     behind: int | None = None
-    """A normalization without a weight: the operation whose output is divided by the factors, in a Multiply that the graph does not have."""
+    """The operation whose output is divided by the factors, in a Multiply that the graph does not have: a normalization without a weight, or
+    what gives the readers their input."""
+    at_run_time: bool = False
+    """That Multiply takes the place of no other."""
+
+    @property
+    def source(self) -> str:
+        """What reports call it."""
+        if self.at_run_time:
+            return "product at run time"
+        return self.writer or ("norm" if self.behind is None else "norm without a weight")
 
 
 @dataclass
@@ -67,15 +78,17 @@ class _Walk:
     """Operations that channels have been carried through."""
 
 
-def find_folds(graph: ModelGraph) -> tuple[Fold, ...]:
+def find_folds(graph: ModelGraph, at_run_time: bool = False) -> tuple[Fold, ...]:
     """All folds of a graph, in topological order of their sources; those that need a Multiply of their own come last.
+
+    `at_run_time`: for layers that no source reaches a Multiply in front of them counts as one.
 
     Of two that would change the same weight's columns, or the same vector, only the first: factors are chosen and applied once.
     """
     found: list[Fold] = []
     taken: set[str | int] = set()
     finder = _Finder(graph)
-    for fold in chain(finder.folds(), finder.bare_norms()):
+    for fold in chain(finder.folds(), finder.bare_norms(), finder.inputs() if at_run_time else ()):
         changed: set[str | int] = {*fold.readers, *(vector.layer_id for vector in fold.vectors)}
         if not changed & taken:
             found.append(fold)
@@ -86,11 +99,7 @@ def find_folds(graph: ModelGraph) -> tuple[Fold, ...]:
 class _Finder:
     def __init__(self, graph: ModelGraph) -> None:
         self.graph, self.ir = graph, graph.ir
-        self.matmuls: dict[int, Layer] = {}
-        for layer in graph.layers:
-            for reader, _ in graph.weight_readers(graph.sources[layer.name].layer_id):
-                if self.ir.kind(reader) == "MatMul":
-                    self.matmuls[reader] = layer
+        self.matmuls = graph.matmuls()
 
     def folds(self) -> Iterator[Fold]:
         for number in self.ir.layers:
@@ -108,6 +117,14 @@ class _Finder:
         for number in self.ir.layers:
             if self._normalizes(number) and self.ir.output_type(number) == "FP32":
                 yield from self._from(number, self._static(number)[-1], None, (), behind=number)
+
+    def inputs(self) -> Iterator[Fold]:
+        """What layers read taken as a source itself."""
+        for number in dict.fromkeys(self.ir.inputs[matmul][0][0] for matmul, layer in self.matmuls.items() if len(layer.shape) == 2):
+            one_output = len(self.ir.layers[number].findall("output/port")) == 1
+            if one_output and self.ir.inputs[number] and self.ir.output_type(number) == "FP32":
+                for fold in self._from(number, (self._static(number) or (1,))[-1], None, (), behind=number):
+                    yield replace(fold, at_run_time=True)
 
     def _normalizes(self, number: int) -> bool:
         """A LayerNorm's core, or an RMSNorm's: a tensor times one computed number for each token."""
@@ -169,7 +186,7 @@ class _Finder:
                 continue
             try:
                 carried = self._carry(walk, kind, reader, port, labels)
-            except _ComputedError:
+            except ComputedError:
                 carried = None
             # Met from two sides: a product of two tracked tensors is not linear.
             if carried is None or reader in walk.passed:
@@ -193,12 +210,12 @@ class _Finder:
             case "Reshape" | "Unsqueeze" | "Squeeze" | "Convert" if port == 0 and prod(target) == labels.size:
                 return {None: labels.reshape(target)}
             case "Transpose" if port == 0:
-                return {None: labels.transpose([int(i) for i in self._integers(number, 1)])}
+                return {None: labels.transpose([int(i) for i in integer_input(self.graph, number, 1)])}
             case "Broadcast" if port == 0 and len(target) == labels.ndim:
                 return {None: np.broadcast_to(labels, target)}
             case "ScaledDotProductAttention" if port == 2 and target == labels.shape:
                 return {None: labels}
-            case "Gather" if port == 0 and labels.shape[int(self._integers(number, 2)[0])] == 1:
+            case "Gather" if port == 0 and labels.shape[int(integer_input(self.graph, number, 2)[0])] == 1:
                 return {None: labels}
             case "Concat" if self._appends_to_state(number, port, labels):
                 return {None: labels}
@@ -236,14 +253,14 @@ class _Finder:
         return len(others) == 1 and self.ir.kind(others[0]) == "ReadValue" and labels.shape[axis] == 1
 
     def _slice(self, number: int, labels: Labels) -> dict[int | None, Labels] | None:
-        start, stop, step, axes = (self._integers(number, p) for p in (1, 2, 3, 4))
+        start, stop, step, axes = (integer_input(self.graph, number, p) for p in (1, 2, 3, 4))
         index: list[Any] = [slice(None)] * labels.ndim
         for a, b, s, axis in zip(start, stop, step, axes, strict=True):
             index[int(axis)] = slice(int(a), int(b), int(s))
         return {None: labels[tuple(index)]}
 
     def _split(self, number: int, labels: Labels) -> dict[int | None, Labels] | None:
-        axis = int(self._integers(number, 1)[0])
+        axis = int(integer_input(self.graph, number, 1)[0])
         outputs = self.ir.layers[number].findall("output/port")
         pieces: dict[int | None, Labels] = {}
         start = 0
@@ -259,16 +276,21 @@ class _Finder:
         """The shape of an output with dynamic dimensions as 1."""
         return tuple(1 if d == -1 else d for d in self.ir.output_shape(number))
 
-    def _integers(self, number: int, port: int) -> NDArray[np.int64]:
-        """The values of an integer constant, as many as it has; none if the input is computed."""
-        source = self.ir.inputs[number][port][0]
-        while self.ir.kind(source) == "Convert":
-            source = self.ir.inputs[source][0][0]
-        kind = INTEGERS.get(self.ir.data(source).get("element_type", ""))
-        if self.ir.kind(source) != "Const" or kind is None:
-            raise _ComputedError
-        return np.frombuffer(self.graph.constant_bytes(source), kind).astype(np.int64)
 
-
-class _ComputedError(Exception):
+class ComputedError(Exception):
     """An operation's axes or bounds are not constants."""
+
+
+def integer_input(graph: ModelGraph, number: int, port: int) -> NDArray[np.int64]:
+    """The values of an integer constant that an operation reads, as many as it has.
+
+    Raises:
+        ComputedError: the input is computed.
+    """
+    source = graph.ir.inputs[number][port][0]
+    while graph.ir.kind(source) == "Convert":
+        source = graph.ir.inputs[source][0][0]
+    kind = INTEGERS.get(graph.ir.data(source).get("element_type", ""))
+    if graph.ir.kind(source) != "Const" or kind is None:
+        raise ComputedError
+    return np.frombuffer(graph.constant_bytes(source), kind).astype(np.int64)

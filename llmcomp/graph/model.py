@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -33,6 +34,19 @@ class Source:
     offset: int = 0
 
 
+@dataclass(frozen=True)
+class Order:
+    """Places that rows and columns of a matrix come from; None where they are as stored."""
+
+    rows: NDArray[np.int64] | None = None
+    """[out]"""
+    columns: NDArray[np.int64] | None = None
+    """[in]"""
+
+
+AS_STORED = Order()
+
+
 class ModelGraph:
     """Layers in topological order and their rows, read lazily.
 
@@ -45,6 +59,22 @@ class ModelGraph:
         self._bin = np.memmap(skeleton.bin, np.uint8, "r") if skeleton.bin.stat().st_size else np.zeros(0, np.uint8)
         self.sources: dict[str, Source] = {}
         self.layers = tuple(self._find_layers())
+        self.orders: Mapping[str, Order] = {}
+        """Layer name -> in which order `rows` gives a matrix."""
+        self.vector_orders: Mapping[int, NDArray[np.int64]] = {}
+        """Const layer of f32 -> in which order `constant_bytes` gives it."""
+
+    def reordered(self, orders: Mapping[str, Order], vectors: Mapping[int, NDArray[np.int64]]) -> ModelGraph:
+        """This graph with some of its matrices and constants in another order than it has them now."""
+        new = copy.copy(self)
+        new.orders = {**self.orders, **{name: _joined(self.orders.get(name, AS_STORED), order) for name, order in orders.items()}}
+        new.vector_orders = {**self.vector_orders, **{number: _behind(self.vector_orders.get(number), o) for number, o in vectors.items()}}
+        return new
+
+    def matmuls(self) -> dict[int, Layer]:
+        """MatMul of the IR -> the layer that it reads."""
+        readers = {layer.name: self.weight_readers(self.sources[layer.name].layer_id) for layer in self.layers}
+        return {number: x for x in self.layers for number, _ in readers[x.name] if self.ir.kind(number) == "MatMul"}
 
     @property
     def unused(self) -> list[str]:
@@ -65,23 +95,42 @@ class ModelGraph:
 
     def rows(self, layer: Layer, start: int, stop: int) -> NDArray[np.generic]:
         """Rows [start, stop) of the (out, in) matrix in the source's type; leading axes of a stack are flattened into rows."""
+        order = self.orders.get(layer.name, AS_STORED)
+        w = self._stored(layer, slice(start, stop) if order.rows is None else order.rows[start:stop])
+        if order.columns is None:
+            return w
+        # Raw numbers: numpy gathers a type that is not its own element by element.
+        return np.take(w.view(np.uint16) if w.dtype.itemsize == 2 else w, order.columns, axis=1).view(w.dtype)
+
+    def stored_rows(self, layer: Layer, start: int, stop: int) -> NDArray[np.generic]:
+        """As `rows`, in the source's order."""
+        return self._stored(layer, slice(start, stop))
+
+    def _stored(self, layer: Layer, rows: slice | NDArray[np.int64]) -> NDArray[np.generic]:
         source = self.sources[layer.name]
         if source.tensor is not None:
             if layer.transposed:
-                return np.ascontiguousarray(self.checkpoint.read(source.tensor)[:, start:stop].T)
-            return self.checkpoint.rows(source.tensor, start, stop)
+                return np.ascontiguousarray(self.checkpoint.read(source.tensor)[:, rows].T)
+            if isinstance(rows, slice):
+                return self.checkpoint.rows(source.tensor, rows.start, rows.stop)
+            return self.checkpoint.picked(source.tensor, rows)
         stored = self._constant(source, layer)
         if not layer.transposed:
-            return stored.reshape(-1, layer.shape[-1])[start:stop]
+            return stored.reshape(-1, layer.shape[-1])[rows]
         # Row r of the stack is column r % out of matrix r // out.
-        row = np.arange(start, min(stop, flat_rows(layer)))
+        row = np.arange(flat_rows(layer))[rows]
         return np.ascontiguousarray(stored[row // layer.shape[-2], :, row % layer.shape[-2]])
 
     def prefetch(self, layer: Layer, start: int, stop: int) -> None:
         """Ask the system to read rows [start, stop) ahead."""
         tensor = self.sources[layer.name].tensor
-        if tensor is not None and not layer.transposed:
+        if tensor is None or layer.transposed:
+            return
+        if self.orders.get(layer.name, AS_STORED).rows is None:
             self.checkpoint.prefetch(tensor, start, stop)
+        elif start == 0:
+            # The rows of each tile are all over the tensor.
+            self.checkpoint.prefetch(tensor, 0, flat_rows(layer))
 
     def _constant(self, source: Source, layer: Layer) -> NDArray[np.generic]:
         """A constant of skeleton.bin as it is stored, [matrices, rows, columns]."""
@@ -96,7 +145,9 @@ class ModelGraph:
         """The bytes of a Const that stays in the skeleton's .bin."""
         data = self.ir.data(layer_id)
         begin = int(data["offset"])
-        return memoryview(self._bin)[begin : begin + int(data["size"])]
+        stored = self._bin[begin : begin + int(data["size"])]
+        order = self.vector_orders.get(layer_id)
+        return memoryview(stored if order is None else stored.reshape(-1, 4)[order].reshape(-1))
 
     def _find_layers(self) -> Iterator[Layer]:
         lifted = {w["id"]: w for w in self.skeleton.weights}
@@ -183,3 +234,11 @@ class ModelGraph:
 def flat_rows(layer: Layer) -> int:
     """Rows of the layer when leading axes are flattened."""
     return prod(layer.shape[:-1])
+
+
+def _joined(first: Order, then: Order) -> Order:
+    return Order(*(a if b is None else _behind(a, b) for a, b in ((first.rows, then.rows), (first.columns, then.columns))))
+
+
+def _behind(first: NDArray[np.int64] | None, then: NDArray[np.int64]) -> NDArray[np.int64]:
+    return then if first is None else first[then]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
@@ -78,6 +79,16 @@ def divide(graph: ModelGraph, sites_wanted: Callable[[Layer], bool], logits: boo
         UndividedError: not even that can be cut out, or a state does not start empty.
     """
     return Divider(graph, sites_wanted, logits).divide()
+
+
+def take_orders(sections: Sections, graph: ModelGraph) -> None:
+    """Put the vectors that `graph` has in another order than its skeleton into the models of `sections`: weights are inputs there, these are not."""
+    changed = {graph.ir.name(number): number for number in graph.vector_orders}
+    for section in sections.parts:
+        for node in section.model.get_ordered_ops():
+            if node.get_type_name() == "Constant" and node.get_friendly_name() in changed:
+                values = np.frombuffer(graph.constant_bytes(changed[node.get_friendly_name()]), "<f4")
+                node.output(0).replace(ops.constant(values.reshape(node.get_output_shape(0))).output(0))
 
 
 class Divider:

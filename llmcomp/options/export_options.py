@@ -65,6 +65,7 @@ class ExportOptions(BaseModel):
     override: tuple[str, ...] = ()
     scale_rule: str = "auto"
     folds: Literal["auto", "none"] = "auto"
+    permutation: Literal["none", "sorted"] = "none"
     awq: bool = False
     scale_estimation: bool = False
     gptq: bool = False

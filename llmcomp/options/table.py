@@ -264,6 +264,16 @@ OPTIONS: tuple[Option, ...] = (
         compression=True,
     ),
     Option(
+        "permutation",
+        ("--permutation",),
+        COMPRESSION,
+        "sorted: before rounding to fewer than 8 bits in groups, sort the inner channels of each MLP by magnitude, which changes nothing "
+        "else. none: leave them in their order. Which is better depends on the model: judge both.",
+        default="none",
+        choices=("none", "sorted"),
+        compression=True,
+    ),
+    Option(
         "awq",
         ("--awq",),
         COMPRESSION,

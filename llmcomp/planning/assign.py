@@ -67,6 +67,7 @@ def make_plan(
     return Plan(
         main=planner.main,
         folds=planner.folds(is_low(planner.main)),
+        permutation=planner.permutation(is_low(planner.main)),
         tables=options.codebook_scope,
         layers=entries,
         summary=summarize(entries, planner.main, options.ratio, planner.requested_bits(layers, asked)),
@@ -144,6 +145,10 @@ class Planner:
     def folds(self, low: bool) -> Literal["none", "equalize", "awq"]:
         """The folds of a plan in which there are low-bit layers, or none."""
         return "awq" if self.options.awq else "equalize" if self.options.folds == "auto" and low else "none"
+
+    def permutation(self, low: bool) -> Literal["none", "sorted"]:
+        """As `folds`."""
+        return self.options.permutation if low else "none"
 
     def adapter_rank(self, layer: Layer, name: str) -> int:
         """The rank of the correction of a layer of this format, at most that of the layer itself."""

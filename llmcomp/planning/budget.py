@@ -38,6 +38,8 @@ class Ladder:
     nats: tuple[tuple[float, ...], ...]
     low_folds: Literal["none", "equalize", "awq"]
     """Folds of a plan that has low-bit layers."""
+    low_permutation: Literal["none", "sorted"]
+    """Its permutation."""
     unknown: tuple[str, ...]
     """Layers whose loss is not known and counts as 0."""
 
@@ -48,8 +50,14 @@ class Ladder:
         for line in lines:
             weights[line.format] += prod(line.shape)
         main = max(sorted(weights), key=lambda name: weights[name])
-        folds = self.low_folds if any(is_low(line.format) for line in lines) else "none"
-        return Plan(main=main, folds=folds, layers=lines, summary=summarize(lines, main, None, None))
+        low = any(is_low(line.format) for line in lines)
+        return Plan(
+            main=main,
+            folds=self.low_folds if low else "none",
+            permutation=self.low_permutation if low else "none",
+            layers=lines,
+            summary=summarize(lines, main, None, None),
+        )
 
 
 def ladder(layers: Sequence[Layer], options: ExportOptions, measured: Measured) -> Ladder:
@@ -75,7 +83,7 @@ def ladder(layers: Sequence[Layer], options: ExportOptions, measured: Measured) 
                 unknown.append(layer.name)
         lines.append(tuple(entry for entry, _ in own))
         losses.append(tuple(loss for _, loss in own))
-    return Ladder(tuple(lines), tuple(losses), planner.folds(low=True), tuple(unknown))
+    return Ladder(tuple(lines), tuple(losses), planner.folds(low=True), planner.permutation(low=True), tuple(unknown))
 
 
 def _share(layer: Layer, text: str, options: ExportOptions) -> float:

@@ -25,6 +25,7 @@ COMPRESSION_FIELDS = {
     "sensitivity_metric",
     "scale_rule",
     "folds",
+    "permutation",
     "awq",
     "scale_estimation",
     "gptq",

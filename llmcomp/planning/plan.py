@@ -105,6 +105,8 @@ class Plan(BaseModel):
     folds: Literal["none", "equalize", "awq"] = "none"
     """equalize: columns of low-bit weights are made alike, by factors that move into norms and other weights and change nothing else;
     awq: the factors are those that lose least on the calibration data."""
+    permutation: Literal["none", "sorted"] = "none"
+    """sorted: the inner channels of MLPs come in the order of their magnitudes where low-bit weights have groups along them; exact, too."""
     tables: Literal["tensor", "blocks"] = "tensor"
     """Of adaptive codebooks. tensor: each weight has its own; blocks: one for weights of the same name in all blocks."""
     layers: tuple[LayerPlan, ...]

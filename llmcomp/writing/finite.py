@@ -39,7 +39,7 @@ def non_finite_error(graph: ModelGraph, layer: Layer, non_finite: NonFinite, ste
     """What to raise for a layer that holds NaN or Inf, read in `step` rows at a time."""
     count, first = 0, None
     for start in range(0, flat_rows(layer), step):
-        found, index = non_finite(graph.rows(layer, start, min(start + step, flat_rows(layer))))
+        found, index = non_finite(graph.stored_rows(layer, start, min(start + step, flat_rows(layer))))
         if found and first is None and index is not None:
             first = start * layer.shape[-1] + index
         count += found

@@ -31,6 +31,8 @@ class Compressed:
     """A line on each fold."""
     calibrated: Mapping[str, Mapping[str, Any]]
     """Layer name -> what calibration did to it."""
+    permuted: Sequence[Mapping[str, Any]] = ()
+    """A line on each inner dimension whose channels were sorted."""
 
 
 def make_report(
@@ -89,6 +91,7 @@ def make_report(
         "summary": plan.summary.model_dump(),
         "layers": layers,
         "folds": [dict(line) for line in done.folds],
+        "permuted": [dict(line) for line in done.permuted],
         "float_tensors": sorted(set(graph.skeleton.real) - {layer.tensor for layer in graph.layers}),
         "unused_tensors": graph.unused,
         "fallback": graph.skeleton.fallback,

@@ -27,6 +27,7 @@ def test_rows_are_the_decoded_tensors(tmp_path: Path, kind: gguf.GGMLQuantizatio
         assert opened.tensors[name].shape == w.shape
         assert np.array_equal(opened.read(name).astype(np.float32), w), name
         assert np.array_equal(opened.rows(name, 5, 11).astype(np.float32), w[5:11]), name
+        assert np.array_equal(opened.picked(name, np.array([9, 2, 9, 4])).astype(np.float32), w[[9, 2, 9, 4]]), name
 
 
 def test_the_suffix_may_be_in_capitals(tmp_path: Path) -> None:
@@ -41,6 +42,7 @@ def test_only_llama_interleaves_its_rows(tmp_path: Path, architecture: str) -> N
     assert set(opened.tensors) == set(wanted) and opened.config["model_type"] == architecture and opened.config["attention_bias"]
     for name, w in wanted.items():
         assert np.array_equal(opened.read(name), w) and np.array_equal(opened.rows(name, 3, 9), w[3:9]), name
+        assert np.array_equal(opened.picked(name, np.array([7, 0])), w[[7, 0]]), name
 
 
 def test_the_config_is_the_models(tmp_path: Path) -> None:

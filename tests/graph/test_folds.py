@@ -279,3 +279,20 @@ def test_a_bare_norm_that_something_else_reads_is_left_alone(tmp_path: Path) -> 
     y = rms(b.embed())
     graph = b.graph(b.linear(ops.add(y, ops.tanh(b.linear(y, "mix", HIDDEN, HIDDEN))), "head", VOCABULARY, HIDDEN), tmp_path / "s")
     assert not [f for f in find_folds(graph) if f.readers.keys() & {"mix"}]
+
+
+def test_a_layer_behind_a_gelu_gets_a_product_at_run_time_where_it_may(tmp_path: Path) -> None:
+    graph = mlp(tmp_path / "s", lambda b, y: ops.gelu(y, "erf"))
+    assert not [f for f in find_folds(graph) if "down" in f.readers]
+    folds = [f for f in find_folds(graph, at_run_time=True) if "down" in f.readers]
+    assert [(f.source, list(f.readers), int(f.free.sum())) for f in folds] == [("product at run time", ["down"], INNER)]
+    plain, folded = both(graph, tmp_path, tuple(folds), [np.linspace(0.5, 2, INNER, dtype=np.float32)])
+    assert not np.array_equal(plain, folded)
+    np.testing.assert_allclose(folded, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_an_input_that_something_else_reads_gets_no_product(tmp_path: Path) -> None:
+    b = Builder()
+    x = ops.tanh(b.embed())
+    graph = b.graph(b.linear(ops.tanh(ops.add(x, b.linear(x, "mix", HIDDEN, HIDDEN))), "head", VOCABULARY, HIDDEN), tmp_path / "s")
+    assert [list(f.readers) for f in find_folds(graph, at_run_time=True)] == [["head"]]

@@ -279,3 +279,18 @@ def test_options_that_contradict_each_other(options: dict[str, Any], words: str)
 def test_what_the_format_says_anyway_may_be_said() -> None:
     for options in ({"weight_format": "int8", "ratio": 1.0, "group_size": -1}, {"weight_format": "nf4", "sym": True}):
         check_options(ExportOptions(model="m", **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({}, "none"),
+        ({"awq": True}, "none"),
+        ({"permutation": "sorted"}, "sorted"),
+        ({"weight_format": "int8", "permutation": "sorted"}, "none"),
+    ],
+)
+def test_channels_are_sorted_when_asked_and_never_at_8_bits(options: dict[str, Any], wanted: str) -> None:
+    found = plan(model(), **options)
+    assert found.permutation == wanted
+    assert Plan.from_json(found.to_json()).permutation == wanted

@@ -65,18 +65,19 @@ def test_what_helps_low_bits_counts_for_matrices_alone(methods: dict[str, object
 
 def test_a_choice_becomes_a_plan_that_a_file_holds() -> None:
     layers = model(1)
-    found = ladder(layers, options(awq=True, scale_estimation=True, gptq=True), measured(layers))
+    found = ladder(layers, options(awq=True, scale_estimation=True, gptq=True, permutation="sorted"), measured(layers))
     plan = found.plan([2, 0, 1, 2, 3])
     assert [line.format for line in plan.layers] == ["int8_asym", "int4_sym", "int4_asym", "nf4", "int8_asym"]
     assert [line.rule for line in plan.layers[1:4]] == ["scale_estimation"] * 3 and plan.layers[1].rounding == "gptq"
-    assert plan.folds == "awq" and plan.main == "int8_asym"
+    assert plan.folds == "awq" and plan.permutation == "sorted" and plan.main == "int8_asym"
     assert Plan.from_json(plan.to_json()).check_against(layers).layers == plan.layers
 
 
 def test_without_low_bits_nothing_is_folded() -> None:
     layers = model(1)
-    found = ladder(layers, options(awq=True), measured(layers))
-    assert found.plan([len(lines) - 1 for lines in found.lines]).folds == "none"
+    found = ladder(layers, options(awq=True, permutation="sorted"), measured(layers))
+    plan = found.plan([len(lines) - 1 for lines in found.lines])
+    assert plan.folds == plan.permutation == "none"
 
 
 @pytest.mark.parametrize(("rule", "rules"), [("search", ["search", "search"]), ("absolute", ["absolute", "minmax"])])
