@@ -62,8 +62,14 @@ def checkpoint(folder: Path, change: Callable[[Tensors], None]) -> None:
     save_shards(folder, tensors)
 
 
-@pytest.mark.parametrize("change", [as_made, silent, dead, one_norm_is_zero])
-@pytest.mark.parametrize("data", ["texts", "one token", "the same four times"])
+CASES = [
+    pytest.param(change, data, marks=[] if change is as_made or (change, data) == (dead, "texts") else [pytest.mark.longest])
+    for change in (as_made, silent, dead, one_norm_is_zero)
+    for data in ("texts", "one token", "the same four times")
+]
+
+
+@pytest.mark.parametrize(("change", "data"), CASES)
 def test_poor_data_does_no_harm(tmp_path: Path, change: Callable[[Tensors], None], data: str) -> None:
     checkpoint(tmp_path / "m", change)
     text = TEXT[:100]
