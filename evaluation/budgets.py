@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from calibrated import FLAGS, cache, run, token_rows
+from calibrated import FLAGS, PEER_MODEL, cache, run, token_rows
 
 from llmcomp.judge import evaluate, load_text
 
@@ -34,24 +34,18 @@ METRICS = (
     "mean_activation_magnitude",
 )
 UNIFORM = [(name, group) for name in ("int4_sym", "int4_asym") for group in (32, 64, 128)]
-PEER = """
-import json, sys
-import nncf, numpy as np, openvino as ov
-from pathlib import Path
+PEER = (
+    PEER_MODEL
+    + """
 source, out, mode, group, ratio, metric, all_layers, rows = json.loads(sys.argv[1])
-model = ov.Core().read_model(source + "/openvino_model.xml")
-names = {n for i in model.inputs for n in i.get_names()}
-def sample(ids):
-    x = np.array(ids)[None]
-    feed = {"input_ids": x, "attention_mask": np.ones_like(x), "position_ids": np.arange(x.shape[1])[None], "beam_idx": np.zeros(1, np.int32)}
-    return {k: v for k, v in feed.items() if k in names}
-options = {"dataset": nncf.Dataset([sample(r) for r in rows]), "subset_size": len(rows)} if metric != "weight_quantization_error" else {}
+model, names = load(source)
+options = data(names, rows) if metric != "weight_quantization_error" else {}
 metric = nncf.SensitivityMetric(metric)
 mode = nncf.CompressWeightsMode(mode)
 model = nncf.compress_weights(model, mode=mode, ratio=ratio, group_size=group, sensitivity_metric=metric, all_layers=all_layers, **options)
-Path(out).mkdir(parents=True, exist_ok=True)
-ov.save_model(model, out + "/openvino_model.xml", compress_to_fp16=False)
+save(model, out)
 """
+)
 
 
 def models(a: argparse.Namespace, measured: Path, rows: list[list[int]]) -> Iterator[tuple[str, list[str]]]:

@@ -21,28 +21,37 @@ from typing import Any
 from llmcomp.judge import evaluate, load_text
 
 FLAGS = {"awq": "--awq", "scale_estimation": "--scale-estimation", "gptq": "--gptq"}
-OUR_STAGES = ("fold", "calibrate", "compress")
-PEER = """
+OUR_STAGES = ("divide", "permute", "fold", "calibrate", "compress")
+PEER_MODEL = """
 import json, sys, time
 import nncf, numpy as np, openvino as ov
 from pathlib import Path
-source, out, mode, group, methods, rows = json.loads(sys.argv[1])
-model = ov.Core().read_model(source + "/openvino_model.xml")
-names = {n for i in model.inputs for n in i.get_names()}
-def sample(ids):
+def load(source):
+    model = ov.Core().read_model(source + "/openvino_model.xml")
+    return model, {n for i in model.inputs for n in i.get_names()}
+def data(names, rows):
+    return {"dataset": nncf.Dataset([sample(names, r) for r in rows]), "subset_size": len(rows)}
+def sample(names, ids):
     x = np.array(ids)[None]
     feed = {"input_ids": x, "attention_mask": np.ones_like(x), "position_ids": np.arange(x.shape[1])[None], "beam_idx": np.zeros(1, np.int32)}
     return {k: v for k, v in feed.items() if k in names}
-options = {m: True for m in methods}
-if methods:
-    options |= {"dataset": nncf.Dataset([sample(r) for r in rows]), "subset_size": len(rows)}
+def save(model, out):
+    Path(out).mkdir(parents=True, exist_ok=True)
+    ov.save_model(model, out + "/openvino_model.xml", compress_to_fp16=False)
+"""
+PEER = (
+    PEER_MODEL
+    + """
+source, out, mode, group, methods, rows = json.loads(sys.argv[1])
+model, names = load(source)
+options = {m: True for m in methods} | (data(names, rows) if methods else {})
 started = time.perf_counter()
 model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode(mode), ratio=1.0, group_size=group, **options)
 seconds = time.perf_counter() - started
-Path(out).mkdir(parents=True)
-ov.save_model(model, out + "/openvino_model.xml", compress_to_fp16=False)
+save(model, out)
 Path(out, "seconds").write_text(str(seconds))
 """
+)
 
 
 def run(command: list[str], environment: dict[str, str] | None = None) -> None:
