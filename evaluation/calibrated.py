@@ -4,7 +4,7 @@
         [--peer awq+scale_estimation+gptq ...] [--windows 24]
 
 Both sides calibrate on the same token rows, the first disjoint windows of the file. Ours is `llmcomp export` with a cached skeleton, its seconds
-those of fold, calibrate and compress in the report. The peer is nncf.compress_weights on the fp16 IR that optimum-cli makes, its seconds those
+those of divide, permute, fold, calibrate and compress in the report. The peer is nncf.compress_weights on the fp16 IR that optimum-cli makes, its seconds those
 inside the call. Folders that are in WORK already are judged, not made again, and keep their seconds. Nothing else should run.
 """
 
