@@ -26,9 +26,10 @@ from typing import Any
 import yaml
 
 from llmcomp import formats
-from llmcomp.export import export, version_of
+from llmcomp.export import export
 from llmcomp.judge import evaluate, load_text
 from llmcomp.options import ExportOptions
+from llmcomp.writing.report import version_of
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).with_name("golden.yaml")

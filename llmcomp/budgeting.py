@@ -179,7 +179,7 @@ class Budgeting:
         return 8 * nbytes / self.graph.elements if self.kind == "target_bpw" else nbytes
 
     def _bin_bytes(self, plan: Plan) -> int:
-        return make_layout(self.graph, {line.name: line.scheme for line in plan.layers}, choose_folds(self.graph, plan, self.folds)).size
+        return make_layout(self.graph, plan.schemes, choose_folds(self.graph, plan, self.folds)).size
 
     def _bytes(self, plan: Plan) -> int:
         """What counts against the size."""

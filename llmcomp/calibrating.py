@@ -120,7 +120,7 @@ def _describe(fold: Fold) -> dict[str, Any]:
 class _Stage:
     def __init__(self, graph: ModelGraph, plan: Plan, put: Put, check: Check) -> None:
         self.graph, self.plan, self.put, self.check = graph, plan, put, check
-        self.schemes = {entry.name: entry.scheme for entry in plan.layers}
+        self.schemes = plan.schemes
         self.told: dict[str, dict[str, Any]] = {}
         self.second_order = any(scheme.rounding == "gptq" for scheme in self.schemes.values())
         """Only then what a section has become is pushed through it."""

@@ -35,7 +35,7 @@ def choose_folds(graph: ModelGraph, plan: Plan, found: Sequence[Fold] | None = N
     """
     if plan.folds == "none":
         return ()
-    schemes = {entry.name: entry.scheme for entry in plan.layers}
+    schemes = plan.schemes
 
     def helps(one: Fold) -> bool:
         involved = [*one.readers, *([one.writer] if one.writer else [])]
@@ -46,7 +46,7 @@ def choose_folds(graph: ModelGraph, plan: Plan, found: Sequence[Fold] | None = N
 
 def fold(graph: ModelGraph, plan: Plan, folds: tuple[Fold, ...], workers: int = 1) -> tuple[Factors, list[dict[str, Any]]]:
     """The factors of `folds`, and a line for the report on each."""
-    schemes, layers = {entry.name: entry.scheme for entry in plan.layers}, {layer.name: layer for layer in graph.layers}
+    schemes, layers = plan.schemes, {layer.name: layer for layer in graph.layers}
     low = [[name for name in one.readers if planning.is_low(schemes[name].format)] for one in folds]
     names = [name for readers in low for name in readers]
     with ThreadPoolExecutor(workers, "llmcomp-fold") as pool:

@@ -24,7 +24,7 @@ def choose_inner(graph: ModelGraph, plan: Plan) -> tuple[Inner, ...]:
     """The inner dimensions along which low-bit layers have several groups, none if `plan.permutation` says so; no weight is read."""
     if plan.permutation == "none":
         return ()
-    schemes = {entry.name: entry.scheme for entry in plan.layers}
+    schemes = plan.schemes
 
     def helps(one: Inner) -> bool:
         return any(planning.is_low(schemes[name].format) and 0 < schemes[name].group_size < one.channels for name in one.readers)

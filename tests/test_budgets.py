@@ -133,11 +133,12 @@ def test_what_is_too_small_is_refused_with_the_smallest(source: Path, tmp_path: 
 
 def budgeting(source: Path, **options: Any) -> Budgeting:
     """The stage alone, over a graph of no weights."""
-    from llmcomp.export import _graph, _open, _Run
+    from llmcomp.preparing import open_checkpoint, trace
     from llmcomp.progress import Progress
+    from llmcomp.running import Run
 
     given = asked(source, **options)
-    graph = _graph(_open(given), given, _Run(Progress()))
+    graph = trace(open_checkpoint(given), given, Run(Progress()))
     stage = Budgeting(graph, given, Measured.from_json((source / "measured.json").read_text()), lambda plan: 1000 * len(plan.layers))
     stage.begin()
     return stage

@@ -31,6 +31,16 @@ ALLOWED: dict[str, set[str]] = {
     "adapting": {"algorithms", "formats", "planning", "solving"},
     "calibrating": {"adapting", "algorithms", "calibration", "fitting", "formats", "graph", "planning", "solving"},
     "budgeting": {"errors", "folding", "graph", "options", "planning", "writing"},
+    "running": {"calibration", "progress"},
+    "preparing": {"calibration", "checkpoint", "graph", "kernels", "options", "running", "writing"},
+    "deciding": {
+        *("algorithms", "budgeting", "calibration", "errors", "folding", "graph", "kernels", "measuring"),
+        *("options", "planning", "preparing", "running", "writing"),
+    },
+    "compressing": {
+        *("algorithms", "calibrating", "calibration", "fitting", "folding", "formats", "graph", "kernels"),
+        *("permuting", "planning", "preparing", "running", "writing"),
+    },
     "measuring": {"algorithms", "calibration", "errors", "graph", "planning", "solving"},
     "judging": {"judge", "checkpoint", "errors", "progress"},
     "judge": set(),

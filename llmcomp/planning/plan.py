@@ -143,6 +143,11 @@ class Plan(BaseModel):
         return self.model_copy(update={"layers": checked, "summary": summary, "budget": None})
 
     @property
+    def schemes(self) -> dict[str, Scheme]:
+        """Layer name -> scheme."""
+        return {entry.name: entry.scheme for entry in self.layers}
+
+    @property
     def is_calibrated(self) -> bool:
         """Whether following it needs calibration data."""
         return self.folds == "awq" or any(entry.scheme.is_calibrated for entry in self.layers)

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from typing import Any
 import jinja2
 
 from llmcomp.graph.model import ModelGraph
-from llmcomp.planning import Plan, runs_packed
+from llmcomp.options import ExportOptions
+from llmcomp.planning import COMPRESSION_FIELDS, Plan, runs_packed
 from llmcomp.writing.layout import Layout, Slot
 from llmcomp.writing.stream import Outcome
 
 SCHEMA = 1
+REPORTED_VERSIONS = ("llmcomp", "openvino", "openvino-tokenizers", "optimum", "optimum-intel", "transformers", "torch")
 TEMPLATE = Path(__file__).with_name("report.md.j2")
 
 
@@ -131,3 +134,28 @@ def write_report(report: Mapping[str, Any], folder: Path) -> None:
     environment.filters["mib"] = lambda n: f"{n / 2**20:.1f} MiB"
     environment.filters["cell"] = lambda text: str(text).replace("|", "\\|").replace("\n", " ")
     (folder / "report.md").write_text(environment.from_string(TEMPLATE.read_text(encoding="utf8")).render(r=report), encoding="utf8")
+
+
+def rt_info(options: ExportOptions, plan: Plan) -> dict[str, Any]:
+    """What the IR says about its origin."""
+    settings = options.model_dump(mode="json", include=COMPRESSION_FIELDS)
+    return {
+        "version": version_of("llmcomp"),
+        "weight_compression": settings,
+        "layers": ", ".join(f"{name}: {n}" for name, n in plan.counts().items()),
+    }
+
+
+def versions() -> dict[str, str]:
+    return {name: version_of(name) for name in REPORTED_VERSIONS}
+
+
+def version_of(package: str) -> str:
+    if package == "llmcomp":
+        from llmcomp import __version__
+
+        return __version__
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,166 @@
+"""Compressing, the stage that follows a plan: folds and tables chosen, weights rounded, the model written.
+
+comes in: a graph, a plan, data where the plan asks for calibration
+goes out: openvino_model.xml and .bin, with what became of each layer
+may import: every stage before it
+read first: write_model
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from llmcomp import formats, kernels, planning
+from llmcomp.algorithms.search import search
+from llmcomp.calibrating import calibrate, inner_folds, input_power
+from llmcomp.calibration import Samples
+from llmcomp.fitting import fit_tables
+from llmcomp.folding import choose_folds, fold
+from llmcomp.graph.factors import Factors
+from llmcomp.graph.folds import Fold
+from llmcomp.graph.layer import Layer
+from llmcomp.graph.model import ModelGraph
+from llmcomp.graph.sections import Sections, divide, take_orders
+from llmcomp.permuting import choose_inner, permute
+from llmcomp.planning import Plan, Scheme
+from llmcomp.preparing import Data
+from llmcomp.running import Run, workers
+from llmcomp.writing.bundle import check_disk
+from llmcomp.writing.ir import write_ir
+from llmcomp.writing.journal import NAME as JOURNAL
+from llmcomp.writing.journal import Journal
+from llmcomp.writing.layout import Layout, make_layout
+from llmcomp.writing.report import Compressed, rt_info
+from llmcomp.writing.side_files import write_side_files
+from llmcomp.writing.stream import BinWriter, Outcome, Quantizer
+
+RULES: dict[str, str | kernels.Ranges] = {planning.SEARCH: search}
+"""Rules that are algorithms; the others are the formats' own."""
+LOST = 0.9
+"""Relative squared error from which on nothing of a layer is left: no scale is below 2^-23, and a table may lack what the weights are."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A model in the folder, and the plan without what calibration could not reach."""
+
+    plan: Plan
+    layout: Layout
+    done: Compressed
+
+
+def write_model(graph: ModelGraph, plan: Plan, data: Data, folder: Path, run: Run) -> Written:
+    """Compress by this plan, in place of what an earlier one has left in the folder."""
+    options = data.options
+    sections, plan = _sections(graph, plan, run)
+    schemes, folds = plan.schemes, choose_folds(graph, plan)
+    folds = folds if sections is None else inner_folds(folds, sections)
+    layout = make_layout(graph, schemes, folds)
+    for name in (JOURNAL, "openvino_model.bin"):
+        (folder / name).unlink(missing_ok=True)
+    check_disk(options.output or folder, layout.size)
+    data.finish_tokenizer()
+    samples = data.get() if sections is not None else None
+    data.check_used()
+    with run.stage("permute"):
+        graph, permuted = permute(graph, choose_inner(graph, plan), workers())
+        if sections is not None:
+            take_orders(sections, graph)
+    done = replace(_compress(graph, plan, layout, folds, sections, samples, folder, run), permuted=permuted)
+    with run.stage("write"):
+        write_ir(graph, schemes, layout, done.tail, folder / "openvino_model.xml", rt_info(options, plan))
+        write_side_files(graph, plan, options, folder)
+    return Written(plan, layout, done)
+
+
+def _sections(graph: ModelGraph, plan: Plan, run: Run) -> tuple[Sections | None, Plan]:
+    """The sections that calibration runs, and the plan without what it cannot reach; None if the plan asks for no calibration."""
+    if not plan.is_calibrated:
+        return None, plan
+    with run.stage("divide"):
+        schemes = plan.schemes
+        sections = divide(graph, lambda layer: schemes[layer.name].is_calibrated or planning.is_low(schemes[layer.name].format))
+        reached = {name for section in sections.parts for site in section.sites for name in site}
+        plan, missed = plan.without_calibration(reached)
+    if sections.undivided:
+        run.warn(f"calibrated in one pass over the whole model, in memory: {sections.undivided}")
+    if missed:
+        run.warn(f"{len(missed)} layers are not calibrated, {missed[0]} for one: what they read is not seen block by block")
+    return sections, plan
+
+
+def _compress(
+    graph: ModelGraph,
+    plan: Plan,
+    layout: Layout,
+    folds: tuple[Fold, ...],
+    sections: Sections | None,
+    samples: Samples | None,
+    folder: Path,
+    run: Run,
+) -> Compressed:
+    schemes = plan.schemes
+    matrices = {layer.name: (layer, scheme) for layer, scheme in planning.stored(graph.layers, schemes)}
+
+    def tell(layer: Layer, outcome: Outcome) -> None:
+        _, scheme = matrices[layer.name]
+        run.progress.layer(layer.name, scheme.format, outcome.seconds, group_size=scheme.group_size, error=outcome.error)
+        if outcome.error > LOST:
+            run.warn(
+                f"{layer.name}: {scheme.format} keeps nothing of it (relative squared error {outcome.error:.2f}): its weights are below "
+                f"the least step, or no match for the table; --override '{layer.name}=keep' leaves it as it is"
+            )
+
+    path, calibrated = folder / "openvino_model.bin", None
+    run.progress.start(sum(layer.size for layer, _ in matrices.values()), "weights")
+    try:
+        with (
+            Journal(folder / JOURNAL) as journal,
+            BinWriter(graph, schemes, layout, path, kernels.non_finite, journal, workers(), tell, run.progress.advance) as writer,
+        ):
+            if sections is None or samples is None:
+                with run.stage("fold"):
+                    factors, folded = fold(graph, plan, folds, workers())
+            else:
+                with run.stage("calibrate"), TemporaryDirectory(prefix=".calibration-", dir=folder) as scratch:
+                    seen = _share_tables(graph, plan, folds, sections, samples, writer, Path(scratch))
+                    calibrated = calibrate(graph, seen, folds, sections, samples.rows, writer.put, writer.check_finite, Path(scratch))
+                    factors, folded = calibrated.factors, calibrated.folds
+            with run.stage("compress"):
+                rest = [layer for layer in graph.layers if layer.name not in writer.outcomes]
+                tables = fit_tables(graph, schemes, rest, factors, plan.tables == "blocks", workers=workers())
+                writer.stream(rest, quantizer(factors), factors, tables)
+                tail = writer.finish(factors)
+            return Compressed(writer.outcomes, tail, folded, calibrated.layers if calibrated else {})
+    finally:
+        kernels.clear_cache()
+
+
+def _share_tables(
+    graph: ModelGraph, plan: Plan, folds: tuple[Fold, ...], sections: Sections, samples: Samples, writer: BinWriter, scratch: Path
+) -> Plan:
+    """The plan with a codebook for the calibrated layers that share one across blocks: those must all be seen before the first is rounded."""
+    wanted = {entry.name for entry in plan.layers if entry.format == formats.ADAPTIVE and entry.scheme.is_calibrated}
+    if plan.tables != "blocks" or not wanted:
+        return plan
+    moments = input_power(graph, plan, sections, samples.rows, writer.check_finite, scratch)
+    # Factors by data are chosen later, block by block; these make the columns nearly as alike.
+    factors, _ = fold(graph, plan, folds, workers())
+    layers = [layer for layer in graph.layers if layer.name in wanted]
+    tables = fit_tables(graph, plan.schemes, layers, factors, True, moments, workers())
+    entries = tuple(entry.model_copy(update={"format": tables.get(entry.name, entry.format)}) for entry in plan.layers)
+    return plan.model_copy(update={"layers": entries})
+
+
+def quantizer(factors: Factors) -> Quantizer:
+    """The kernel for one tile of a layer under its scheme."""
+
+    def quantize(layer: Layer, scheme: Scheme, w: Any, start: int) -> kernels.Tile:
+        rows = factors.rows.get(layer.name)
+        given = kernels.Given(factors.columns.get(layer.name), None if rows is None else rows[start : start + len(w)])
+        return kernels.quantize_rows(formats.get(scheme.format), w, scheme.group_size, RULES.get(scheme.rule, scheme.rule), given)
+
+    return quantize

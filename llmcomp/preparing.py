@@ -1,0 +1,111 @@
+"""Preparing, the stages in front of the plan: the checkpoint opened, its graph traced, data at hand.
+
+comes in: options
+goes out: a Checkpoint, a ModelGraph, Data
+may import: calibration, checkpoint, graph, kernels, options, running, writing
+read first: prepared
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from llmcomp import checkpoint as checkpoints
+from llmcomp import kernels
+from llmcomp.calibration import Samples, samples_of, self_text, starts_of
+from llmcomp.calibration.load import AUTO, row_length
+from llmcomp.checkpoint import Checkpoint
+from llmcomp.graph.model import ModelGraph
+from llmcomp.graph.skeleton import get_skeleton
+from llmcomp.options import ExportOptions
+from llmcomp.running import Run
+from llmcomp.writing.finite import check_kept
+from llmcomp.writing.tokenizer import Conversion
+
+Export = Callable[[ExportOptions], object]
+"""Writes the model that makes its own calibration text."""
+
+
+def open_checkpoint(options: ExportOptions) -> Checkpoint:
+    checkpoint = checkpoints.open(options.model, revision=options.revision, token=options.token, cache_dir=options.cache_dir)
+    if not options.no_tokenizer:
+        checkpoint.check_tokenizer()
+    return checkpoint
+
+
+def trace(checkpoint: Checkpoint, options: ExportOptions, run: Run) -> ModelGraph:
+    with run.stage("graph"):
+        skeleton = get_skeleton(checkpoint, options.task, options.trust_remote_code)
+        graph = ModelGraph(skeleton, checkpoint)
+        check_kept(graph, kernels.non_finite)
+    if skeleton.cached:
+        run.progress.note("the traced graph comes from the cache")
+    if skeleton.fallback:
+        run.warn(f"traced over the mapped weights, not as an empty skeleton: {skeleton.fallback}")
+    if graph.unused:
+        run.warn(
+            f"{len(graph.unused)} tensors of the checkpoint are not used by the architecture, {graph.unused[0]} for one; all are in the report"
+        )
+    return graph
+
+
+@dataclass
+class Data:
+    """Calibration data, made when it is first asked for."""
+
+    checkpoint: Checkpoint
+    options: ExportOptions
+    folder: Path
+    run: Run
+    tokenizer: Conversion | None
+    samples: Samples | None
+    export: Export
+
+    def finish_tokenizer(self) -> None:
+        """The tokenizer's files are in the folder, if they are wanted at all."""
+        if self.tokenizer is not None:
+            with self.run.stage("tokenizer"):
+                self.tokenizer.finish()
+            self.tokenizer = None
+
+    def get(self) -> Samples:
+        self.finish_tokenizer()
+        if self.samples is None:
+            with self.run.stage("own text"):
+                self.samples = _own_text(self.checkpoint, self.options, self.folder, self.export)
+        self.run.use(self.samples)
+        return self.samples
+
+    def check_used(self) -> None:
+        """Warns of data that nothing has asked for."""
+        if self.samples is not None and self.run.used is None:
+            self.run.warn(f"{self.samples.source} is not used: nothing in the plan looks at data")
+
+
+@contextmanager
+def prepared(options: ExportOptions, run: Run, looks_at_data: bool, export: Export) -> Iterator[tuple[ModelGraph, Data]]:
+    """A graph and its data, where no folder is to be filled."""
+    checkpoint = open_checkpoint(options)
+    named = looks_at_data and options.dataset not in (None, AUTO)
+    samples = samples_of(options, checkpoint) if named else None
+    with TemporaryDirectory(prefix="llmcomp-own-text-") as folder:
+        if looks_at_data and not named and not options.no_tokenizer:
+            checkpoint.save_tokenizer(Path(folder))
+        yield trace(checkpoint, options, run), Data(checkpoint, options, Path(folder), run, None, samples, export)
+
+
+def _own_text(checkpoint: Checkpoint, options: ExportOptions, folder: Path, export: Export) -> Samples:
+    """Text that the model's own data-free int4 result writes; `folder` has the tokenizer, and room for that model while it writes."""
+    with TemporaryDirectory(prefix=".own-text-", dir=folder) as scratch:
+        same = options.model_dump(include={"model", "task", "revision", "cache_dir", "trust_remote_code"})
+        plain = Path(scratch) / "int4"
+        export(ExportOptions(**same, token=options.token, output=plain, no_tokenizer=True, verify="none"))
+        stored = checkpoint.folder / "generation_config.json" if checkpoint.folder is not None else None
+        generation = json.loads(stored.read_text(encoding="utf8")) if stored is not None and stored.is_file() else None
+        starts = starts_of(checkpoint.config, generation, None if options.no_tokenizer else folder)
+        return self_text(plain, starts, options.num_samples, row_length(options, checkpoint.config), options.seed)
