@@ -2,7 +2,7 @@
 
 comes in: a graph, a plan, its folds, token rows
 goes out: Factors for all folds, and each calibrated layer compressed, handed on as soon as it is ready
-may import: adapting, algorithms, calibration, fitting, formats, graph, planning, solving
+may import: adapting, algorithms, calibration, fitting, formats, graph, planning, solving, threads
 read first: this file, then calibration/runner.py
 """
 
@@ -30,6 +30,7 @@ from llmcomp.graph.model import ModelGraph, flat_rows
 from llmcomp.graph.sections import Section, Sections
 from llmcomp.planning import Plan, adapters
 from llmcomp.solving import TINY, Moments, roundtrip, solve
+from llmcomp.threads import Threads
 
 SAMPLED_ROWS = 64
 """Rows of a weight by which the factors of a fold are chosen."""
@@ -68,10 +69,10 @@ def calibrate(
     Raises:
         NonFiniteWeightError: a weight holds NaN or Inf, by `check`.
     """
-    stage = _Stage(graph, plan, put, check)
     chosen: dict[int, NDArray[np.float32]] = {}
     told: dict[int, dict[str, Any]] = {}
-    with Runner(sections, rows, scratch) as runner:
+    with Threads() as threads, Runner(sections, rows, scratch, threads=threads) as runner:
+        stage = _Stage(graph, plan, put, check, threads)
         runner.start(first_weights(graph, sections, runner.used_ids(), stage.read))
         for section in sections.parts[1:]:
             opened = runner.open(section)
@@ -92,9 +93,9 @@ def input_power(
     Raises:
         NonFiniteWeightError: a weight holds NaN or Inf, by `check`.
     """
-    stage = _Stage(graph, plan, lambda *_: None, check)
     found: dict[str, NDArray[np.float32]] = {}
-    with Runner(sections, rows, scratch) as runner:
+    with Threads() as threads, Runner(sections, rows, scratch, threads=threads) as runner:
+        stage = _Stage(graph, plan, lambda *_: None, check, threads)
         runner.start(first_weights(graph, sections, runner.used_ids(), stage.read))
         for section in sections.parts[1:]:
             statistics = runner.open(section).observe(stage.read_all(section), advance=True, moments_only=True)
@@ -118,8 +119,8 @@ def _describe(fold: Fold) -> dict[str, Any]:
 
 
 class _Stage:
-    def __init__(self, graph: ModelGraph, plan: Plan, put: Put, check: Check) -> None:
-        self.graph, self.plan, self.put, self.check = graph, plan, put, check
+    def __init__(self, graph: ModelGraph, plan: Plan, put: Put, check: Check, threads: Threads) -> None:
+        self.graph, self.plan, self.put, self.check, self.threads = graph, plan, put, check, threads
         self.schemes = plan.schemes
         self.told: dict[str, dict[str, Any]] = {}
         self.second_order = any(scheme.rounding == "gptq" for scheme in self.schemes.values())
@@ -131,7 +132,7 @@ class _Stage:
         weights = self.read_all(section)
         statistics = opened.observe(weights, advance=not self.second_order, moments_only=True)
         hessians = {name: h for names, s in zip(section.sites, statistics, strict=True) for h in [s.take_second_moment()] for name in names}
-        found = [self._factors(fold, weights, hessians) for fold in folds]
+        found = self.threads.map(lambda fold: self._factors(fold, weights, hessians), folds)
         factors = make_factors(self.graph, [t for t, _ in found], folds)
         by_name = {layer.name: layer for layer in section.layers}
         for names in section.sites:
@@ -179,25 +180,26 @@ class _Stage:
         columns = factors.columns.get(layers[0].name, np.ones(len(hessian), np.float32))
         hessian /= columns
         hessian /= columns[:, None]
-        moments = Moments(hessian)
-        found: dict[str, NDArray[np.float32]] = {}
-        for layer in layers:
-            started = time.perf_counter()
-            scale_rows = factors.rows.get(layer.name, np.ones(len(weights[layer.name]), np.float32))[:, None]
-            w = weights[layer.name] * columns * scale_rows
-            scheme = self.schemes[layer.name]
+        moments, started = Moments(hessian), time.perf_counter()
+        scale_rows = [factors.rows.get(layer.name, np.ones(len(weights[layer.name]), np.float32))[:, None] for layer in layers]
+        wide = [weights[layer.name] * columns * rows for layer, rows in zip(layers, scale_rows, strict=True)]
+        schemes = [self.schemes[layer.name] for layer in layers]
+        for i, (scheme, w) in enumerate(zip(schemes, wide, strict=True)):
             if scheme.format == ADAPTIVE:
-                scheme = replace(scheme, format=fit_table(scheme, [(w, moments.diagonal)]))
-            solved = solve(scheme, w, moments)
-            back, told = solved.back, solved.told
-            if scheme.adapter_rank:
+                schemes[i] = replace(scheme, format=fit_table(scheme, [(w, moments.diagonal)]))
+        solved = solve(list(zip(schemes, wide, strict=True)), moments, self.threads)
+        seconds = (time.perf_counter() - started) / sum(layer.size for layer in layers)
+        found: dict[str, NDArray[np.float32]] = {}
+        for layer, w, rows, one in zip(layers, wide, scale_rows, solved, strict=True):
+            back, told = one.back, one.told
+            if self.schemes[layer.name].adapter_rank:
                 back, told = self._correct(layer, w, back, moments, told)
             difference = back - w
             error = float(np.vdot(difference, difference)) / max(float(np.vdot(w, w)), TINY)
-            self.put(layer, solved.weight, error, time.perf_counter() - started)
+            self.put(layer, one.weight, error, seconds * layer.size)
             self.told[layer.name] = told
             if self.second_order:
-                found[layer.name] = back / columns / scale_rows
+                found[layer.name] = back / columns / rows
         return found
 
     def _correct(

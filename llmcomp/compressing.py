@@ -27,7 +27,8 @@ from llmcomp.graph.sections import Sections, divide, take_orders
 from llmcomp.permuting import choose_inner, permute
 from llmcomp.planning import Plan, Scheme
 from llmcomp.preparing import Data
-from llmcomp.running import Run, workers
+from llmcomp.running import Run
+from llmcomp.threads import workers
 from llmcomp.writing.bundle import check_disk
 from llmcomp.writing.ir import write_ir
 from llmcomp.writing.journal import NAME as JOURNAL

@@ -28,7 +28,8 @@ from llmcomp.options import ExportOptions
 from llmcomp.planning import Measured, Plan
 from llmcomp.preparing import Data, open_checkpoint, prepared, trace
 from llmcomp.progress import Progress
-from llmcomp.running import Run, workers
+from llmcomp.running import Run
+from llmcomp.threads import workers
 from llmcomp.writing import verify
 from llmcomp.writing.bundle import bundle, check_disk, check_output
 from llmcomp.writing.forecast import Forecast, forecast, least_bytes

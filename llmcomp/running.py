@@ -8,7 +8,6 @@ read first: Run
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,8 +46,3 @@ class Run:
             for text in samples.warnings:
                 self.warn(text)
         self.used = samples
-
-
-def workers() -> int:
-    """Threads to work with: as many as there are cores for this process."""
-    return max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)

@@ -2,14 +2,15 @@
 
 comes in: a weight with its factors in it, the second moments of its inputs, a Scheme
 goes out: a CompressedWeight that loses no more than plain rounding, and what was tried
-may import: algorithms, formats, kernels, planning
+may import: algorithms, formats, kernels, planning, threads
 read first: solve
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -17,21 +18,29 @@ from numpy.typing import NDArray
 
 from llmcomp import formats, kernels, planning
 from llmcomp.algorithms.awq import quadratic_loss
-from llmcomp.algorithms.gptq import Rounded, best_of, gptq
+from llmcomp.algorithms.columns import RoundColumns, round_columns
+from llmcomp.algorithms.gptq import Rounded, gptq
 from llmcomp.algorithms.hessian import Factor, Order, factorize
 from llmcomp.algorithms.refine import refine
 from llmcomp.algorithms.search import quick_estimation, scale_estimation, search
-from llmcomp.formats import CompressedWeight
+from llmcomp.formats import CompressedWeight, Format
 from llmcomp.kernels import Given
 from llmcomp.planning import Scheme
+from llmcomp.threads import Threads
 
 RULES: dict[str, Any] = {planning.SEARCH: search, planning.SCALE_ESTIMATION: scale_estimation}
 POWER_ROWS = 128
 """Rows by which a layer's power is told."""
+PIECE_ROWS, PIECE_WEIGHTS = 768, 1 << 21
+"""Rows that go through all algorithms together, as many as a core's own cache has room for in a run of columns; weights, for memory."""
+LEAST_WEIGHTS = 1 << 18
+"""Weights that make it worth while to occupy another thread."""
+ARM_ROWS = 128
+"""Rows whose loss decides between the arms of second-order rounding."""
+NUMPY_BELOW = 1 << 16
+"""Weights below which columns are rounded before a compiled kernel for it is ready."""
 TINY = 1e-30
 """In place of a power of zero, where errors are put in relation to it."""
-ORDERS: tuple[Order, ...] = ("activation", "group")
-"""Arms of second-order rounding. Beside scales by `scale_estimation`, which weigh inputs already, the second gains nothing."""
 
 
 class Moments:
@@ -73,15 +82,115 @@ class Solved:
     """For the report: the loss of its outputs, and that of plain rounding, relative to their power (that by some of its rows)."""
 
 
-def solve(scheme: Scheme, w: NDArray[np.float32], moments: Moments) -> Solved:
-    """w [rows, in] compressed; plainly, if that loses less."""
-    weight = _quantize(scheme, w, RULES.get(scheme.rule, scheme.rule), moments.diagonal)
-    if scheme.rounding == "gptq":
-        weight = _second_order(scheme, w, weight, moments)
-    best_rule = formats.get(scheme.format).best_rule
-    plain = _quantize(scheme, w, RULES.get(best_rule, best_rule), moments.diagonal)
+def solve(asked: Sequence[tuple[Scheme, NDArray[np.float32]]], moments: Moments, threads: Threads) -> list[Solved]:
+    """Weights [rows, in] that read the same inputs, compressed; plainly those that lose less then."""
+    found: list[list[tuple[CompressedWeight, CompressedWeight]]] = [[] for _ in asked]
+    width = len(moments.hessian)
+    for scheme in dict.fromkeys(scheme for scheme, _ in asked):
+        pieces = list(_pieces({i: len(w) for i, (own, w) in enumerate(asked) if own == scheme}, width, threads.count))
+
+        def joined(piece: list[tuple[int, slice]]) -> NDArray[np.float32]:
+            return np.concatenate([asked[i][1][rows] for i, rows in piece])
+
+        order: Order | None = None
+        if scheme.rounding == "gptq":
+            whole = [(i, slice(0, len(w))) for i, (own, w) in enumerate(asked) if own == scheme]
+            step = max(1, sum(rows.stop for _, rows in whole) // ARM_ROWS)
+            order = _order(scheme, joined([(i, slice(0, rows.stop, step)) for i, rows in whole]), moments, threads)
+
+        def compressed(
+            piece: list[tuple[int, slice]], scheme: Scheme = scheme, order: Order | None = order
+        ) -> tuple[CompressedWeight, CompressedWeight]:
+            return _compressed(scheme, joined(piece), moments, order)
+
+        for piece, pair in zip(pieces, threads.map(compressed, pieces), strict=True):
+            start = 0
+            for i, rows in piece:
+                stop = start + rows.stop - rows.start
+                found[i].append((_rows(pair[0], start, stop), _rows(pair[1], start, stop)))
+                start = stop
+    return [_better(w, pairs, moments, threads) for (_, w), pairs in zip(asked, found, strict=True)]
+
+
+def _pieces(rows: Mapping[int, int], width: int, threads: int) -> Iterator[list[tuple[int, slice]]]:
+    """Rows of several weights, by their numbers, in pieces of nearly equal size: many together spare Python's time, too many cost memory."""
+    total = sum(rows.values())
+    count = max(-(-total // min(PIECE_ROWS, PIECE_WEIGHTS // width + 1)), min(threads, total * width // LEAST_WEIGHTS))
+    step = -(-total // count)
+    piece, left = [], step
+    for i, own in rows.items():
+        start = 0
+        while start < own:
+            stop = min(start + left, own)
+            piece.append((i, slice(start, stop)))
+            left -= stop - start
+            start = stop
+            if not left:
+                yield piece
+                piece, left = [], step
+    if piece:
+        yield piece
+
+
+def _compressed(scheme: Scheme, w: NDArray[np.float32], moments: Moments, order: Order | None) -> tuple[CompressedWeight, CompressedWeight]:
+    """As asked, with second-order rounding in this order, and plainly rounded."""
+    rule, best_rule = scheme.rule if order is None else planning.SCALE_ESTIMATION, formats.get(scheme.format).best_rule
+    weight, plain = (_quantize(scheme, w, RULES.get(name, name), moments.diagonal) for name in (rule, best_rule))
+    if order is not None:
+        weight = _refined(scheme, w, _second_order(scheme, w, weight, moments, order), moments, weight)
+    return weight, plain
+
+
+def _order(scheme: Scheme, w: NDArray[np.float32], moments: Moments, threads: Threads) -> Order:
+    """The arm of second-order rounding that loses less on these rows."""
+    # Scales are estimated anew within groups, which takes time, only where that is asked for. Factors are made before threads ask for them.
+    orders: tuple[Order, ...] = ("activation", "group") if scheme.rule == planning.SCALE_ESTIMATION else ("activation",)
+    threads.map(partial(moments.factor, formats.grouped_shape(w.shape, scheme.group_size)[-1]), orders)
+    if len(orders) == 1:
+        return orders[0]
+    start = _quantize(scheme, w, scale_estimation, moments.diagonal)
+    losses = threads.map(lambda order: float(_second_order(scheme, w, start, moments, order).loss.sum()), orders)
+    return orders[int(np.argmin(losses))]
+
+
+def _second_order(scheme: Scheme, w: NDArray[np.float32], start: CompressedWeight, moments: Moments, order: Order) -> Rounded:
+    factor = moments.factor(formats.grouped_shape(w.shape, scheme.group_size)[-1], order)
+    given = moments.hessian if factor is None else factor
+    return gptq(start.format, w, given, scheme.group_size, *_grid(start), rounder=_rounder(start.format, w))
+
+
+def _refined(scheme: Scheme, w: NDArray[np.float32], first: Rounded, moments: Moments, start: CompressedWeight) -> CompressedWeight:
+    """What second-order rounding has found, made better, in the shapes of `start`."""
+    fmt, shape = start.format, start.scale.shape
+    best = refine(fmt, w, moments.hessian, scheme.group_size, first.codes, first.scale, first.zero_point, rounder=_rounder(fmt, w))
+    zeros = None if best.zero_point is None else best.zero_point.reshape(shape).astype(np.uint8)
+    return CompressedWeight(
+        fmt, w.shape, scheme.group_size, best.codes.reshape(start.codes.shape), best.scale.reshape(shape), zeros, scheme.rule
+    )
+
+
+def _grid(weight: CompressedWeight) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
+    """Scale and zero point [rows, groups, 1]."""
+    scale = weight.scale.reshape(weight.shape[0], -1, 1)
+    return scale, None if weight.zero_point is None else weight.zero_point.reshape(scale.shape)
+
+
+def _rounder(fmt: Format, w: NDArray[np.float32]) -> RoundColumns:
+    return kernels.round_columns if kernels.has_columns(fmt) and w.size >= NUMPY_BELOW else round_columns
+
+
+def _rows(one: CompressedWeight, start: int, stop: int) -> CompressedWeight:
+    zero_point = None if one.zero_point is None else one.zero_point[start:stop]
+    return replace(one, shape=(stop - start, one.shape[1]), codes=one.codes[start:stop], scale=one.scale[start:stop], zero_point=zero_point)
+
+
+def _better(
+    w: NDArray[np.float32], pieces: Sequence[tuple[CompressedWeight, CompressedWeight]], moments: Moments, threads: Threads
+) -> Solved:
+    """Of a weight's pieces put together that of the two which loses less."""
+    weight, plain = (_joined(kind, w.shape) for kind in zip(*pieces, strict=True))
     backs = [one.stored().dequantize() for one in (weight, plain)]
-    loss, plain_loss = (float(quadratic_loss(back - w, moments.hessian).sum()) for back in backs)
+    loss, plain_loss = threads.map(lambda back: float(quadratic_loss(back - w, moments.hessian).sum()), backs)
     some = w[:: max(1, len(w) // POWER_ROWS)]
     power = max(float(quadratic_loss(some, moments.hessian).mean()) * len(w), TINY)
     keeps = loss <= plain_loss
@@ -89,22 +198,12 @@ def solve(scheme: Scheme, w: NDArray[np.float32], moments: Moments) -> Solved:
     return Solved(weight, backs[0], told) if keeps else Solved(plain, backs[1], told)
 
 
-def _second_order(scheme: Scheme, w: NDArray[np.float32], start: CompressedWeight, moments: Moments) -> CompressedWeight:
-    """GPTQ and its refinement."""
-    fmt, scale = start.format, start.scale.reshape(len(w), -1, 1)
-    zero_point = None if start.zero_point is None else start.zero_point.reshape(scale.shape)
-    size = formats.grouped_shape(w.shape, scheme.group_size)[-1]
-    arms: list[Rounded] = []
-    for order in ORDERS[: 1 if scheme.rule == planning.SCALE_ESTIMATION else 2]:
-        factor = moments.factor(size, order)
-        arms.append(gptq(fmt, w, moments.hessian if factor is None else factor, scheme.group_size, scale, zero_point))
-    best = arms[0] if len(arms) == 1 else best_of(arms[0], arms[1])
-    best = refine(fmt, w, moments.hessian, scheme.group_size, best.codes, best.scale, best.zero_point)
-    shape = start.scale.shape
-    zeros = None if best.zero_point is None else best.zero_point.reshape(shape).astype(np.uint8)
-    return CompressedWeight(
-        fmt, w.shape, scheme.group_size, best.codes.reshape(start.codes.shape), best.scale.reshape(shape), zeros, scheme.rule
-    )
+def _joined(pieces: Sequence[CompressedWeight], shape: tuple[int, ...]) -> CompressedWeight:
+    if len(pieces) == 1:
+        return pieces[0]
+    zero_point = None if pieces[0].zero_point is None else np.concatenate([one.zero_point for one in pieces])
+    codes, scale = np.concatenate([one.codes for one in pieces]), np.concatenate([one.scale for one in pieces])
+    return replace(pieces[0], shape=shape, codes=codes, scale=scale, zero_point=zero_point)
 
 
 def _quantize(scheme: Scheme, w: NDArray[np.float32], rule: Any, importance: NDArray[np.float32]) -> CompressedWeight:

@@ -9,22 +9,16 @@ Arrays are kept with columns first, [in, rows]: a column is then one contiguous 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmcomp.algorithms.columns import Grid, RoundColumns, round_columns, runs
 from llmcomp.algorithms.hessian import BLOCK, DAMPING, Factor, Order, factorize, losses, undamped
 from llmcomp.formats import NUMPY, Format, grouped_shape
 from llmcomp.formats.array import storable
-
-STEP = 16
-"""Columns that an error is fed into one by one before a matrix product takes over."""
-
-Grid = Mapping[str, Any]
-"""Scale [and zero point]."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +50,7 @@ def gptq(
     damping: float = DAMPING,
     order: Order = "activation",
     block: int = BLOCK,
+    rounder: RoundColumns = round_columns,
 ) -> Rounded:
     """Codes of w [rows, in] for H [in, in], or for its factor, which says the order itself and serves all layers that share the input.
 
@@ -82,7 +77,7 @@ def gptq(
         loss = np.einsum("ir,ir->r", moment @ plain_delta, plain_delta)
         return Rounded(_stored(codes, visited, size), *_ranges(given), loss, loss, None)
     damped_before, before = losses(factor, plain_delta)
-    found, delta, chosen, damped = _round(fmt, wide, factor, group_of, given, size if factor.by_group else block)
+    found, delta, chosen, damped = _round(fmt, wide, factor, group_of, given, size if factor.by_group else block, rounder)
     loss = undamped(factor.extra, delta, damped)
     better = (loss < before) & (damped <= damped_before)
     codes = np.where(better, found, codes)
@@ -90,73 +85,69 @@ def gptq(
     return Rounded(_stored(codes, visited, size), *_ranges(kept), np.where(better, loss, before), before, factor.damping)
 
 
-def best_of(first: Rounded, second: Rounded) -> Rounded:
-    """Row by row the one of less loss; of equal ones the first."""
-    better = second.loss < first.loss
-
-    def pick(a: Any, b: Any) -> Any:
-        return np.where(better.reshape(-1, *(1,) * (a.ndim - 1)), b, a)
-
-    zero_point = None if first.zero_point is None else pick(first.zero_point, second.zero_point)
-    codes, scale, loss = (pick(getattr(first, n), getattr(second, n)) for n in ("codes", "scale", "loss"))
-    return Rounded(codes, scale, zero_point, loss, first.before, first.damping)
-
-
 def _round(
-    fmt: Format, wide: NDArray[np.float32], factor: Factor, group_of: NDArray[np.intp], given: Grid, block: int
+    fmt: Format,
+    wide: NDArray[np.float32],
+    factor: Factor,
+    group_of: NDArray[np.intp],
+    given: Grid,
+    block: int,
+    rounder: RoundColumns,
 ) -> tuple[NDArray[Any], NDArray[np.float32], dict[str, NDArray[np.float32]], NDArray[np.float32]]:
     """Codes [in, rows], errors [in, rows], grids [groups, rows] and damped loss [rows]. If by group, `block` is the group's size."""
     width, rows = wide.shape
     codes = np.empty(wide.shape, NUMPY.codes(np.zeros(1, np.float32), fmt.code_type).dtype)
-    delta = np.empty_like(wide)
+    moved = np.empty_like(wide)
     chosen = {name: np.array(values) for name, values in given.items()}
     total = np.zeros(rows, np.float32)
     for start in range(0, width, block):
         part = slice(start, min(start + block, width))
         unit, pivots, w = factor.unit[part, part], factor.pivots[part], wide[part]
-        target = w + factor.unit[:start, part].T @ delta[:start]
+        # What columns before these leave to be made up for: t - w.
+        state = -(factor.unit[:start, part].T @ moved[:start])
         if not factor.by_group:
-            grids = [{name: values[g] for name, values in given.items()} for g in group_of[part]]
-            codes[part], delta[part] = _feed(fmt, w, target, unit, grids)
-            total += pivots @ np.square(target)
+            grid = {name: values[group_of[part]] for name, values in given.items()}
+            codes[part], moved[part], left = _feed(fmt, w, state, unit, grid, rounder)
+            total += pivots @ np.square(left)
             continue
         g = group_of[start]
-        tried = _tried(fmt, target, pivots, {name: values[g] for name, values in given.items()})
-        targets = np.repeat(target[:, None], len(tried["scale"]), axis=1)
-        found, errors = _feed(fmt, w, targets, unit, [tried] * len(w))
-        loss = np.tensordot(pivots, np.square(targets), 1)
+        tried = _tried(fmt, w + state, pivots, {name: values[g] for name, values in given.items()})
+        states = np.repeat(state[:, None], len(tried["scale"]), axis=1)
+        found, moves, left = _feed(fmt, w, states, unit, tried, rounder)
+        loss = np.tensordot(pivots, np.square(left), 1)
         best = loss.argmin(axis=0)[None]
         codes[part] = np.take_along_axis(found, best[None], axis=1)[:, 0]
-        delta[part] = np.take_along_axis(errors, best[None], axis=1)[:, 0]
+        moved[part] = np.take_along_axis(moves, best[None], axis=1)[:, 0]
         total += np.take_along_axis(loss, best, axis=0)[0]
         for name, values in tried.items():
             chosen[name][g] = np.take_along_axis(values, best, axis=0)[0]
-    return codes, delta, chosen, total
+    return codes, np.negative(moved, out=moved), chosen, total
 
 
 def _feed(
-    fmt: Format, w: NDArray[np.float32], target: NDArray[np.float32], unit: NDArray[np.float32], grids: Sequence[Grid]
-) -> tuple[NDArray[Any], NDArray[np.float32]]:
-    """Codes and errors, both like `target`, of the columns w [m, rows].
+    fmt: Format,
+    w: NDArray[np.float32],
+    state: NDArray[np.float32],
+    unit: NDArray[np.float32],
+    grid: Grid,
+    rounder: RoundColumns,
+) -> tuple[NDArray[Any], NDArray[np.float32], NDArray[np.float32]]:
+    """Codes, what columns moved by, q - w, and what of their targets is left, t - q, all like `state`, of the columns w [m, rows].
 
-    `target` [m, rows] or [m, candidates, rows] has the errors of all columns before these in it already; it becomes t - q.
+    `state` [m, rows] or [m, candidates, rows] is t - w by the columns before these.
     """
-    codes = np.empty(target.shape, NUMPY.codes(np.zeros(1, np.float32), fmt.code_type).dtype)
-    delta = np.empty_like(target)
-    for start in range(0, len(w), STEP):
-        stop = min(start + STEP, len(w))
-        if start:
-            fed = unit[:start, start:stop].T @ delta[:start].reshape(start, -1)
-            target[start:stop] += fed.reshape(target[start:stop].shape)
-        for i in range(start, stop):
-            t = target[i]
-            codes[i] = code = fmt.encode(NUMPY, t, **grids[i])
-            q = fmt.decode(NUMPY, code, **grids[i])
-            np.subtract(w[i], q, out=delta[i])
-            np.subtract(t, q, out=t)
-            if i + 1 < stop:
-                target[i + 1 : stop] += np.multiply.outer(unit[i, i + 1 : stop], delta[i])
-    return codes, delta
+    codes = np.empty(state.shape, NUMPY.codes(np.zeros(1, np.float32), fmt.code_type).dtype)
+    moved, left = np.empty_like(state), np.empty_like(state)
+    own = state.ndim == w.ndim
+    for part in runs(len(w)):
+        now = state[part]
+        if part.start:
+            now = now - (unit[: part.start, part].T @ moved[: part.start].reshape(part.start, -1)).reshape(now.shape)
+        grids = {name: values[part] for name, values in grid.items()} if own else grid
+        gain = np.ones(len(now), np.float32)
+        codes[part], moved[part], seen = rounder(fmt, w[part], now, gain, unit[part, part], grids)
+        np.subtract(seen, moved[part], out=left[part])
+    return codes, moved, left
 
 
 def _tried(fmt: Format, target: NDArray[np.float32], pivots: NDArray[np.float32], given: Grid) -> dict[str, NDArray[np.float32]]:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcomp.algorithms.gptq import STEP, Rounded
+from llmcomp.algorithms.columns import RoundColumns, round_columns, runs
+from llmcomp.algorithms.gptq import Rounded
 from llmcomp.algorithms.hessian import BLOCK, DAMPING, padding, undamped
 from llmcomp.formats import NUMPY, Format, grouped_shape
 from llmcomp.formats.array import storable
@@ -32,6 +33,7 @@ def refine(
     *,
     damping: float = DAMPING,
     sweeps: int = SWEEPS,
+    rounder: RoundColumns = round_columns,
 ) -> Rounded:
     """Refit and re-round w [rows, in], of which `codes` [rows, groups, size], `scale` and `zero_point` [rows, groups, 1] are given.
 
@@ -43,9 +45,8 @@ def refine(
     rows, width = w.shape
     size = grouped_shape(w.shape, group_size)[-1]
     extra = padding(hessian, damping).astype(np.float32)
-    moment = np.array(hessian, np.float32)
-    moment[np.diag_indices(width)] += extra
-    work = _Work(fmt, moment, np.ascontiguousarray(w.T, np.float32), size, codes, scale, zero_point)
+    moment = np.asarray(hessian, np.float32)
+    work = _Work(fmt, moment, extra, np.ascontiguousarray(w.T, np.float32), size, codes, scale, zero_point, rounder)
     damped_before = work.damped_loss()
     before = undamped(extra, work.delta(), damped_before)
     block = max(size, BLOCK // size * size)
@@ -69,29 +70,32 @@ def refine(
 
 
 class _Work:
-    """The state of one weight, columns first. `slope` is G."""
+    """The state of one weight, columns first. `slope` is G. `moment` is H, which is not copied: at thousands of channels that counts."""
 
     def __init__(
         self,
         fmt: Format,
         moment: NDArray[np.float32],
+        extra: NDArray[np.float32],
         w: NDArray[np.float32],
         size: int,
         codes: NDArray[Any],
         scale: NDArray[np.float32],
         zero_point: NDArray[Any] | None,
+        rounder: RoundColumns,
     ) -> None:
         width, rows = w.shape
-        self.fmt, self.moment, self.w, self.size = fmt, moment, w, size
+        self.fmt, self.moment, self.extra, self.w, self.size, self.rounder = fmt, moment, extra[:, None], w, size, rounder
         self.codes = np.array(np.asarray(codes).reshape(rows, width).T, order="C")
         self.scale = np.array(scale.reshape(rows, -1).T, np.float32, order="C")
         self.zero_point = None if zero_point is None else np.array(np.asarray(zero_point).reshape(rows, -1).T, np.float32, order="C")
-        self.inverse = (1 / np.diagonal(moment)).astype(np.float32)
+        self.inverse = (1 / (np.diagonal(moment) + extra)).astype(np.float32)
         self.back = np.empty_like(w)
         for group in range(width // size):
             part = self.columns(group)
             self.back[part] = self.decoded(self.codes[part], group)
-        self.slope = moment @ self.delta()
+        delta = self.delta()
+        self.slope = moment @ delta + self.extra * delta
 
     def columns(self, group: int) -> slice:
         return slice(group * self.size, (group + 1) * self.size)
@@ -115,18 +119,20 @@ class _Work:
         for group in range(start // self.size, stop // self.size):
             part = self.columns(group)
             done = part.start - start
-            slope = self.slope[part] - self.moment[part, start : part.start] @ moved[:done]
+            slope = self.slope[part] - self.moment[start : part.start, part].T @ moved[:done]
             old = self.back[part].copy()
             if self.fmt.scale_type is None:
                 self.refit(group, slope)
             self.round(group, slope)
             moved[done : done + self.size] = self.back[part] - old
-        self.slope -= self.moment[:, start:stop] @ moved
+        self.slope -= self.moment[start:stop].T @ moved
+        self.slope[start:stop] -= self.extra[start:stop] * moved
 
     def refit(self, group: int, slope: NDArray[np.float32]) -> None:
         """The group's scale of least loss, as it is stored; `slope` [size, rows] is kept up."""
         part, scale = self.columns(group), self.scale[group]
-        own = self.moment[part, part]
+        own = self.moment[part, part].copy()
+        own[np.diag_indices(self.size)] += self.extra[part, 0]
         levels = self.decoded(self.codes[part], group, scale=np.float32(1))
         curve = np.einsum("ir,ir->r", levels, own @ levels)
         pull = np.einsum("ir,ir->r", levels, slope)
@@ -141,20 +147,15 @@ class _Work:
         self.back[part] = back
 
     def round(self, group: int, slope: NDArray[np.float32]) -> None:
-        """The group's columns, one after another, each from where it alone would best be; `slope` [size, rows] is kept up."""
+        """The group's columns, one after another, each from where it alone would best be; `slope` [size, rows] is that in front of them."""
         first, grid = group * self.size, self.grid(group)
         moved = np.empty_like(slope)
-        for start in range(0, self.size, STEP):
-            stop = min(start + STEP, self.size)
-            here = slope[start:stop]
-            if start:
-                here -= self.moment[first + start : first + stop, first : first + start] @ moved[:start]
-            for i in range(start, stop):
-                j = first + i
-                code = self.fmt.encode(NUMPY, self.back[j] + slope[i] * self.inverse[j], **grid)
-                back = self.fmt.decode(NUMPY, code, **grid)
-                np.subtract(back, self.back[j], out=moved[i])
-                self.codes[j] = code
-                self.back[j] = back
-                if i + 1 < stop:
-                    slope[i + 1 : stop] -= np.multiply.outer(self.moment[j, j + 1 : first + stop], moved[i])
+        for part in runs(self.size):
+            here = slice(first + part.start, first + part.stop)
+            now = slope[part]
+            if part.start:
+                now = now - self.moment[first : here.start, here].T @ moved[: part.start]
+            grids = {name: np.broadcast_to(values, now.shape) for name, values in grid.items()}
+            codes, moved[part], _ = self.rounder(self.fmt, self.back[here], now, self.inverse[here], self.moment[here, here], grids)
+            self.codes[here] = codes
+            self.back[here] = self.decoded(codes, group)

@@ -2,7 +2,7 @@
 
 comes in: what --dataset says and the tokenizer of the source, or an int4 model that writes the text itself; the sections of a graph
 goes out: Samples, rows of token ids without padding; SiteStatistics of each section
-may import: graph, kernels, options, checkpoint, errors, imports
+may import: graph, kernels, options, checkpoint, errors, imports, threads
 read first: load.py for the data, runner.py for the blocks
 """
 

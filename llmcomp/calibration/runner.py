@@ -16,10 +16,11 @@ import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 
-from llmcomp.calibration.statistics import SiteStatistics
+from llmcomp.calibration.statistics import ALONE, SiteStatistics
 from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph
 from llmcomp.graph.sections import HIDDEN, WEIGHT, Section, Sections
+from llmcomp.threads import Threads
 
 PROPERTIES = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 BATCH_TOKENS = 2048
@@ -39,10 +40,16 @@ class Runner(AbstractContextManager["Runner"]):
     """
 
     def __init__(
-        self, sections: Sections, rows: Sequence[NDArray[np.int64]], scratch: Path, batch_tokens: int = BATCH_TOKENS, copies: int = 1
+        self,
+        sections: Sections,
+        rows: Sequence[NDArray[np.int64]],
+        scratch: Path,
+        batch_tokens: int = BATCH_TOKENS,
+        copies: int = 1,
+        threads: Threads = ALONE,
     ) -> None:
         """`copies` of the hidden states will be kept at a time, as far as memory is concerned."""
-        self.sections, self.scratch, self.copies = sections, scratch, copies
+        self.sections, self.scratch, self.copies, self.threads = sections, scratch, copies, threads
         self.batches = list(_batches(rows, batch_tokens))
         self.hidden: list[NDArray[np.float32]] = []
         self._ambient = ov.Core().compile_model(sections.ambient, "CPU", PROPERTIES)
@@ -127,7 +134,7 @@ class OpenSection:
             shape = self.runner.batches[place].shape
             for statistics, x in zip(found, sites, strict=True):
                 if moments_only:
-                    statistics.add_products(x)
+                    statistics.add_products(x, self.runner.threads)
                     continue
                 # An input that some tokens do not reach counts as one row.
                 statistics.add(x.reshape(*shape, -1) if x.size == np.prod(shape) * x.shape[-1] else x)

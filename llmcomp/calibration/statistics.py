@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+
+from llmcomp.threads import Threads
+
+ALONE = Threads(1)
+PART = 256
+"""Columns of second moments that are summed together."""
 
 
 @dataclass
@@ -57,7 +63,7 @@ class SiteStatistics:
     max_abs: NDArray[np.float32]
     """[channels]."""
     products: NDArray[np.float32]
-    """[channels, channels]: sum of x xᵀ."""
+    """[channels, channels]: sum of x xᵀ, of which only the upper triangle counts."""
     activity: Activity
 
     @classmethod
@@ -78,11 +84,17 @@ class SiteStatistics:
         self.total_abs += magnitude.sum((0, 1), dtype=np.float64)
         self.add_products(x)
 
-    def add_products(self, x: NDArray[np.float32]) -> None:
+    def add_products(self, x: NDArray[np.float32], threads: Threads = ALONE) -> None:
         """Count x [..., channels] in tokens and second moments alone."""
         x = x.reshape(-1, x.shape[-1])
         self.tokens += len(x)
-        self.products += x.T @ x
+
+        def add(stop: int) -> None:
+            start = max(0, stop - PART)
+            self.products[:stop, start:stop] += x[:, :stop].T @ x[:, start:stop]
+
+        # The upper triangle, in parts of columns, the longest first.
+        threads.map(add, range(x.shape[-1], 0, -PART))
 
     def merge(self, other: SiteStatistics) -> None:
         self.tokens += other.tokens
@@ -95,9 +107,12 @@ class SiteStatistics:
     @property
     def second_moment(self) -> NDArray[np.float32]:
         """H [channels, channels]: mean of x xᵀ."""
-        return self.products / np.float32(max(self.tokens, 1))
+        return replace(self, products=self.products.copy()).take_second_moment()
 
     def take_second_moment(self) -> NDArray[np.float32]:
         """`second_moment` in the place of the products, which are gone."""
         self.products /= np.float32(max(self.tokens, 1))
+        for stop in range(len(self.products), 0, -PART):
+            part = slice(max(0, stop - PART), stop)
+            self.products[part, : part.start] = self.products[: part.start, part].T
         return self.products

@@ -12,9 +12,22 @@ read first: quantize.py
 """
 
 from llmcomp.kernels.cache import clear_cache, no_cache
+from llmcomp.kernels.columns import has_columns, round_columns
 from llmcomp.kernels.finite import non_finite
 from llmcomp.kernels.quantize import Tile, error_rows, quantize_rows, roundtrip_rows
 from llmcomp.kernels.run import Given
 from llmcomp.kernels.trace import Ranges
 
-__all__ = ["Given", "Ranges", "Tile", "clear_cache", "error_rows", "no_cache", "non_finite", "quantize_rows", "roundtrip_rows"]
+__all__ = [
+    "Given",
+    "Ranges",
+    "Tile",
+    "clear_cache",
+    "error_rows",
+    "has_columns",
+    "no_cache",
+    "non_finite",
+    "quantize_rows",
+    "round_columns",
+    "roundtrip_rows",
+]

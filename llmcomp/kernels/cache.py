@@ -7,15 +7,28 @@ import platform
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Protocol
 
 import openvino as ov
 
-from llmcomp.kernels.trace import Job, Trace, trace
+from llmcomp.kernels.trace import Trace
 
 ONE_PASS = {"SNIPPETS_MODE": "IGNORE_CALLBACK"}
 """Makes the plugin fuse a chain of elementwise operations into one kernel, which it else does for static shapes only (measured: NF4 four
 times faster, E2M1 five times; factors for columns cost nothing)."""
+
+
+class Traceable(Protocol):
+    """What can be compiled; equal ones are compiled once."""
+
+    @property
+    def short(self) -> bool:
+        """Whether it takes so little time that threads had better not share it: compiled for several streams it takes twice as long."""
+
+    def trace(self) -> Trace:
+        """The graph."""
+
+    def __hash__(self) -> int: ...
 
 
 class Cache:
@@ -25,22 +38,25 @@ class Cache:
         self.enabled = True
         self._lock = threading.Lock()
         self._generation = 0
-        self._compiled: dict[Job, tuple[Any, Trace]] = {}
+        self._compiled: dict[Traceable, tuple[Any, Trace]] = {}
         self._local = threading.local()
 
-    def request(self, job: Job) -> tuple[Any, Trace]:
+    def request(self, job: Traceable) -> tuple[Any, Trace]:
         """An infer request of this thread's own, and what was traced."""
         if not self.enabled:
-            traced = trace(job)
-            return _compile(traced).create_infer_request(), traced
+            traced = job.trace()
+            return _compile(traced, job.short).create_infer_request(), traced
         if getattr(self._local, "generation", None) != self._generation:
             self._local.requests, self._local.generation = {}, self._generation
-        requests: dict[Job, tuple[Any, Trace]] = self._local.requests
-        if job not in requests:
+        requests: dict[Traceable, tuple[Any, Trace]] = self._local.requests
+        if job.short and job not in requests:
+            traced = job.trace()
+            requests[job] = (_compile(traced, True).create_infer_request(), traced)
+        elif job not in requests:
             with self._lock:
                 if job not in self._compiled:
-                    traced = trace(job)
-                    self._compiled[job] = (_compile(traced), traced)
+                    traced = job.trace()
+                    self._compiled[job] = (_compile(traced, False), traced)
                 compiled, traced = self._compiled[job]
             requests[job] = (compiled.create_infer_request(), traced)
         return requests[job]
@@ -58,9 +74,11 @@ class Cache:
             self._generation += 1
 
 
-def _compile(traced: Trace) -> Any:
-    streams = os.cpu_count() or 1
+def _compile(traced: Trace, short: bool) -> Any:
+    streams = 1 if short else os.cpu_count() or 1
     properties = {"INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": streams, "INFERENCE_NUM_THREADS": streams}
+    if short:
+        return ov.Core().compile_model(traced.model, "CPU", {**properties, "ENABLE_CPU_PINNING": False, "CPU_DENORMALS_OPTIMIZATION": True})
     if platform.machine().lower() in ("x86_64", "amd64"):
         try:
             return ov.Core().compile_model(traced.model, "CPU", {**properties, **ONE_PASS})

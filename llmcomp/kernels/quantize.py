@@ -13,12 +13,10 @@ from llmcomp.formats import NUMPY, CompressedWeight, Format, grouped_shape, pack
 from llmcomp.formats.array import f8e4m3_of_f16
 from llmcomp.kernels.finite import non_finite
 from llmcomp.kernels.run import SPELLING, Given, run
-from llmcomp.kernels.trace import CHECK, Job, Kind, Ranges
+from llmcomp.kernels.trace import CHECK, TRACED_LEVELS, Job, Kind, Ranges
 
 NUMPY_BELOW = 1 << 14
 """Weights below which numpy is as fast as a compiled rule, and nothing has to be compiled."""
-TRACED_LEVELS = 64
-"""Levels of a table from which on numpy's binary search beats a comparison with each."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from llmcomp.formats import Format
 
 CHECK = "check"
 """Name of the extra result: the sum of each row, which NaN and Inf reach."""
+TRACED_LEVELS = 64
+"""Levels of a table from which on numpy's binary search beats a comparison with each."""
 TYPES = {"F32": ov.Type.f32, "F16": ov.Type.f16, "BF16": ov.Type.bf16}
 Kind = Literal["quantize", "roundtrip", "error"]
 Ranges = Callable[[Any, Format, Any, Any], Mapping[str, Any]]
@@ -42,6 +44,14 @@ class Job:
     ones: tuple[bool, bool, bool] = (False, False, False)
     """Which of rows, groups and size are 1. The plugin's fused kernels, compiled for any shape, keep the broadcast of an axis of 1 when the
     next tile's is longer: with one group per row first, of the next tile's groups only the first of every 16 is computed (OpenVINO 2026.4.1)."""
+
+    @property
+    def short(self) -> bool:
+        return False
+
+    def trace(self) -> Trace:
+        """The graph."""
+        return _trace(self)
 
 
 class Trace(NamedTuple):
@@ -158,8 +168,7 @@ def _aligned(*values: Any) -> list[Any]:
     return [ops.unsqueeze(n, ops.constant([-1])) if r == 2 and max(ranks) == 3 else n for n, r in zip(nodes, ranks, strict=True)]
 
 
-def trace(job: Job) -> Trace:
-    """The graph of a job."""
+def _trace(job: Job) -> Trace:
     xp, fmt = TraceNamespace(), job.fmt
     inputs: dict[str, Any] = {"w": ops.parameter([-1, -1], TYPES[job.dtype])}
     w = inputs["w"] if job.dtype == "F32" else ops.convert(inputs["w"], "f32")

@@ -23,9 +23,9 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     names: list[str] = []
     compile_model = cache._compile
 
-    def counted(traced: Any) -> Any:
+    def counted(traced: Any, short: bool) -> Any:
         names.append(traced.model.get_friendly_name())
-        return compile_model(traced)
+        return compile_model(traced, short)
 
     monkeypatch.setattr(cache, "_compile", counted)
     monkeypatch.setattr(module, "NUMPY_BELOW", 0)
