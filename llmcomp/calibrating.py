@@ -28,8 +28,8 @@ from llmcomp.graph.folds import Fold
 from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph, flat_rows
 from llmcomp.graph.sections import Section, Sections
-from llmcomp.planning import Plan, adapters
-from llmcomp.solving import TINY, Moments, roundtrip, solve
+from llmcomp.planning import Plan, Scheme, adapters
+from llmcomp.solving import TINY, Moments, roundtrip, second_order_roundtrip, solve
 from llmcomp.threads import Threads
 
 SAMPLED_ROWS = 64
@@ -162,12 +162,15 @@ class _Stage:
             sums = [(*equalize.magnitudes([weights[name][_spread(len(weights[name]))]]), fold.readers[name]) for name in names]
             return equalize.channel_factors(fold.channels, sums, fold.free), {}
         readers = []
+        # Layers of one site share their second moments, and the factors of these.
+        moments = {id(hessians[name]): Moments(hessians[name]) for name in names}
         for name in names:
             w, scheme = weights[name], self.schemes[name]
             picked = np.ascontiguousarray(w[_spread(len(w))])
-            quantizers = partial(roundtrip, scheme), partial(roundtrip, scheme, quick=True)
+            quantizers = _quantizers(scheme, moments[id(hessians[name])])
             readers.append(awq.Reader(picked, hessians[name], fold.readers[name], len(w) / len(picked), *quantizers))
-        t, (alpha, beta) = awq.choose_factors(fold.channels, readers, fold.free)
+        quick = all(reader.quick_roundtrip for reader in readers)
+        t, (alpha, beta) = awq.choose_factors(fold.channels, readers, fold.free, awq.GRID if quick else awq.SECOND_ORDER_GRID)
         return t, {"alpha": alpha, "beta": beta}
 
     def _compress_site(
@@ -221,3 +224,15 @@ class _Stage:
 def _spread(rows: int) -> NDArray[np.int64]:
     """Evenly spaced rows."""
     return np.unique(np.linspace(0, rows - 1, min(rows, SAMPLED_ROWS)).astype(np.int64))
+
+
+def _quantizers(scheme: Scheme, moments: Moments) -> tuple[awq.Roundtrip, awq.Roundtrip | None]:
+    """By which factors are chosen: the one that will be used, and a quick one if that is slow and there is one like it."""
+    factor = moments.factor(scheme.group_size, "activation") if scheme.rounding == "gptq" else None
+    if factor is not None:
+        return partial(second_order_roundtrip, scheme, moments, factor), None
+
+    def nearest(w: NDArray[np.float32], t: NDArray[np.float32], quick: bool = False) -> NDArray[np.float32]:
+        return roundtrip(scheme, w, moments.diagonal / (t * t), quick)
+
+    return nearest, partial(nearest, quick=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -83,6 +83,15 @@ def factorize(hessian: NDArray[Any], size: int, order: Order = "activation", dam
         unit = np.ascontiguousarray(lower[::-1, ::-1], np.float32)
         return Factor(p, unit, pivots, extra.astype(np.float32), strength, order == "group")
     return None
+
+
+def divided(factor: Factor, t: NDArray[np.float32]) -> Factor:
+    """The factor for inputs over t [in], positive, in the visiting order that was."""
+    own = np.asarray(t[factor.order], np.float32)
+    unit = factor.unit * own
+    unit /= own[:, None]
+    pivots, extra = (np.asarray(x / np.square(own), np.float32) for x in (factor.pivots, factor.extra))
+    return replace(factor, unit=unit, pivots=pivots, extra=extra)
 
 
 def losses(factor: Factor, delta: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

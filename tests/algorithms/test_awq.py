@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from llmcomp import formats
-from llmcomp.algorithms.awq import GRID, Reader, choose_factors, quadratic_loss
+from llmcomp.algorithms.awq import GRID, SECOND_ORDER_GRID, Reader, choose_factors, quadratic_loss
 from tests.reference import awq as reference
 
 ROWS, WIDTH, TOKENS, GROUP = 48, 128, 300, 64
@@ -19,6 +21,11 @@ def layer(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     w = rng.standard_t(5, (ROWS, WIDTH)) * 0.02 / loud**0.5
     x = (rng.normal(size=(TOKENS, 16)) @ rng.normal(size=(16, WIDTH)) + rng.normal(size=(TOKENS, WIDTH))) * loud
     return w.astype(np.float32), x.astype(np.float32)
+
+
+def typical(magnitudes: np.ndarray) -> np.ndarray:
+    """Power mean of order 1/4 of each column."""
+    return np.asarray(np.mean(magnitudes**0.25, axis=0) ** 4)
 
 
 def nearest(w: np.ndarray, _: object = None) -> np.ndarray:
@@ -39,7 +46,7 @@ def test_the_quadratic_form_is_the_mean_squared_error_of_outputs() -> None:
 def test_the_choice_is_the_best_of_the_grid_by_replayed_activations() -> None:
     w, x = layer()
     t, chosen = choose_factors(WIDTH, [reader(w, x)], np.ones(WIDTH, bool))
-    h, m = np.square(x, dtype=np.float64).mean(0), np.abs(w).mean(0, dtype=np.float64)
+    h, m = np.square(x, dtype=np.float64).mean(0), typical(np.abs(w).astype(np.float64))
     errors = {pair: reference.output_error(w, x, reference.factors(h, m, *pair), nearest) for pair in GRID}
     assert chosen == min(errors, key=errors.__getitem__)
     # f32 sums of H on one side.
@@ -47,11 +54,20 @@ def test_the_choice_is_the_best_of_the_grid_by_replayed_activations() -> None:
     assert reference.output_error(w, x, t.astype(np.float64), nearest) < 0.9 * errors[GRID[0]]
 
 
+def test_without_a_quick_quantizer_all_of_another_grid_is_tried() -> None:
+    w, x = layer()
+    one = replace(reader(w, x), quick_roundtrip=None)
+    _, chosen = choose_factors(WIDTH, [one], np.ones(WIDTH, bool), SECOND_ORDER_GRID)
+    h, m = np.square(x, dtype=np.float64).mean(0), typical(np.abs(w).astype(np.float64))
+    errors = {pair: reference.output_error(w, x, reference.factors(h, m, *pair), nearest) for pair in SECOND_ORDER_GRID}
+    assert chosen == min(errors, key=errors.__getitem__)
+
+
 def test_two_readers_share_one_choice() -> None:
     (w, x), (other, _) = layer(), layer(1)
     t, chosen = choose_factors(WIDTH, [reader(w, x), reader(other, x)], np.ones(WIDTH, bool))
     h = np.square(x, dtype=np.float64).mean(0)
-    m = np.abs(np.concatenate([w, other])).mean(0, dtype=np.float64)
+    m = typical(np.abs(np.concatenate([w, other])).astype(np.float64))
     total = {p: sum(reference.output_error(v, x, reference.factors(h, m, *p), nearest) for v in (w, other)) for p in GRID}
     assert chosen == min(total, key=total.__getitem__)
     np.testing.assert_allclose(t, reference.factors(h, m, *chosen), rtol=1e-3)
@@ -83,5 +99,5 @@ def test_grouped_channels_take_one_factor_for_several_columns() -> None:
     one = Reader(w, (x.T @ x / len(x)).astype(np.float32), channels, 1.0, nearest, nearest)
     t, (alpha, beta) = choose_factors(WIDTH // 2, [one], np.ones(WIDTH // 2, bool))
     h = np.square(x, dtype=np.float64).mean(0).reshape(-1, 2).mean(1)
-    m = np.abs(w).mean(0, dtype=np.float64).reshape(-1, 2).mean(1)
+    m = typical(np.abs(w).astype(np.float64).reshape(ROWS, -1, 2).swapaxes(1, 2).reshape(-1, WIDTH // 2))
     np.testing.assert_allclose(t, reference.factors(h, m, alpha, beta), rtol=1e-3)
