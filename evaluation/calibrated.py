@@ -5,7 +5,8 @@
 
 Both sides calibrate on the same token rows, the first disjoint windows of the file. Ours is `llmcomp export` with a cached skeleton, its seconds
 those of divide, permute, fold, calibrate and compress in the report. The peer is nncf.compress_weights on the fp16 IR that optimum-cli makes, its seconds those
-inside the call. Folders that are in WORK already are judged, not made again, and keep their seconds. Nothing else should run.
+inside the call. Folders that are in WORK already are judged, not made again, and keep their seconds; remove a folder's `seconds` if they were disturbed.
+Nothing else should run.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def main() -> None:
             "kl_se": scores.kl_standard_error,
             "perplexity": scores.perplexity,
             "bytes": (folder / "openvino_model.bin").stat().st_size,
-            "seconds": float((folder / "seconds").read_text()),
+            "seconds": float((folder / "seconds").read_text()) if (folder / "seconds").exists() else None,
         }
         table.setdefault(a.format, {})[name] = row
         print(a.format, name, {k: round(v or 0.0, 5) for k, v in row.items()}, flush=True)
