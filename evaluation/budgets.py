@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from calibrated import FLAGS, PEER_MODEL, cache, run, token_rows
+from calibrated import FLAGS, PEER_MODEL, cache, common_arguments, fp16_of, run, token_rows
 
 from llmcomp.judge import evaluate, load_text
 
@@ -86,32 +86,15 @@ def models(a: argparse.Namespace, measured: Path, rows: list[list[int]]) -> Iter
                     yield f"nncf {told}", [sys.executable, "-c", PEER, json.dumps(given)]
 
 
-def fp16_of(a: argparse.Namespace) -> Path:
-    folder: Path = a.work / f"{a.checkpoint.name}-fp16"
-    return folder
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("work", type=Path)
-    parser.add_argument("--calibration", type=Path, required=True)
-    parser.add_argument("--text", type=Path, required=True)
+    parser = common_arguments(__doc__)
     parser.add_argument("--bpw", type=float, nargs="+", default=[4.6, 5.2, 6.5])
     parser.add_argument("--method", default="plain", help="plain, or as in calibrated.py, awq+scale_estimation for one")
     parser.add_argument("--format", default="int4_asym", help="of the ratio family")
-    parser.add_argument("--group", type=int, default=64)
-    parser.add_argument("--samples", type=int, default=32)
-    parser.add_argument("--length", type=int, default=256)
-    parser.add_argument("--windows", type=int, default=24)
     parser.add_argument("--ours-only", action="store_true", help="leave NNCF out")
-    parser.add_argument("--results", type=Path, default=Path("evaluation/results"))
     a = parser.parse_args()
     a.work.mkdir(parents=True, exist_ok=True)
     fp16, measured = fp16_of(a), a.work / f"{a.checkpoint.name}-measured.json"
-    if not fp16.exists():
-        task = ["--task", "text-generation-with-past", "--weight-format", "fp16"]
-        run([str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino", "-m", str(a.checkpoint), *task, str(fp16)])
     if not measured.exists():
         data = ["--dataset", str(a.calibration), "--num-samples", str(a.samples), "--sequence-length", str(a.length)]
         run([sys.executable, "-m", "llmcomp", "measure", str(a.checkpoint), "-o", str(measured), *data], cache(a))

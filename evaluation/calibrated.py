@@ -99,27 +99,38 @@ def token_rows(a: argparse.Namespace) -> list[list[int]]:
     return [row.tolist() for row in samples_of(options, checkpoint.open(str(a.checkpoint))).rows]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def common_arguments(description: str | None) -> argparse.ArgumentParser:
+    """What every comparison with NNCF is asked."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("work", type=Path)
     parser.add_argument("--calibration", type=Path, required=True)
     parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--format", default="int4_sym")
     parser.add_argument("--group", type=int, default=64)
-    parser.add_argument("--methods", nargs="+", default=["awq+scale_estimation", "awq+scale_estimation+gptq"])
-    parser.add_argument("--peer", nargs="*", default=["awq+scale_estimation"])
     parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--windows", type=int, default=24)
     parser.add_argument("--results", type=Path, default=Path("evaluation/results"))
+    return parser
+
+
+def fp16_of(a: argparse.Namespace) -> Path:
+    """The float IR that NNCF takes and all are judged against, made where it is missing."""
+    folder: Path = a.work / f"{a.checkpoint.name}-fp16"
+    if not folder.exists():
+        task = ["--task", "text-generation-with-past", "--weight-format", "fp16"]
+        run([str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino", "-m", str(a.checkpoint), *task, str(folder)])
+    return folder
+
+
+def main() -> None:
+    parser = common_arguments(__doc__)
+    parser.add_argument("--format", default="int4_sym")
+    parser.add_argument("--methods", nargs="+", default=["awq+scale_estimation", "awq+scale_estimation+gptq"])
+    parser.add_argument("--peer", nargs="*", default=["awq+scale_estimation"])
     a = parser.parse_args()
     a.work.mkdir(parents=True, exist_ok=True)
-    fp16 = a.work / f"{a.checkpoint.name}-fp16"
-    if not fp16.exists():
-        optimum = str(Path(sys.executable).with_name("optimum-cli"))
-        task = ["--task", "text-generation-with-past", "--weight-format", "fp16"]
-        run([optimum, "export", "openvino", "-m", str(a.checkpoint), *task, str(fp16)])
+    fp16 = fp16_of(a)
     rows = token_rows(a)
     folders = {f"llmcomp {m}": ours(a, m) for m in a.methods} | {f"nncf {m}": peer(a, m, rows) for m in a.peer}
     target = a.results / f"calibrated-{a.checkpoint.name}.json"

@@ -125,7 +125,7 @@ def solve(asked: Sequence[tuple[Scheme, NDArray[np.float32]]], moments: Moments,
 def _pieces(rows: Mapping[int, int], width: int, threads: int) -> Iterator[list[tuple[int, slice]]]:
     """Rows of several weights, by their numbers, in pieces of nearly equal size: many together spare Python's time, too many cost memory."""
     total = sum(rows.values())
-    count = max(-(-total // min(PIECE_ROWS, PIECE_WEIGHTS // width + 1)), min(threads, total * width // LEAST_WEIGHTS))
+    count = max(-(-total // min(PIECE_ROWS, max(1, PIECE_WEIGHTS // width))), min(threads, total * width // LEAST_WEIGHTS))
     step = -(-total // count)
     piece, left = [], step
     for i, own in rows.items():
