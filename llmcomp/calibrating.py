@@ -19,8 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcomp.adapting import Stored, correct
-from llmcomp.algorithms import awq, equalize
-from llmcomp.calibration.runner import OpenSection, Runner, first_weights
+from llmcomp.algorithms import awq, equalize, target
+from llmcomp.calibration.runner import Runner, first_weights
+from llmcomp.calibration.segmented import SegmentedSection, Stream
+from llmcomp.calibration.statistics import SiteStatistics
 from llmcomp.fitting import fit_table
 from llmcomp.formats import ADAPTIVE
 from llmcomp.graph.factors import Factors, make_factors
@@ -32,12 +34,17 @@ from llmcomp.planning import Plan, Scheme, adapters
 from llmcomp.solving import TINY, Moments, roundtrip, second_order_roundtrip, solve
 from llmcomp.threads import Threads
 
+TARGET_ROWS = 256
+"""Rows whose targets are solved for together."""
 SAMPLED_ROWS = 64
 """Rows of a weight by which the factors of a fold are chosen."""
 Check = Callable[[Layer, NDArray[Any]], None]
 """Raises NonFiniteWeightError if a layer's rows hold NaN or Inf."""
 Put = Callable[[Layer, Stored, float, float], None]
 """(layer or adapter, its compressed weight with f32 scales or its float rows, relative squared error of its weights, seconds)."""
+
+Chosen = tuple[NDArray[np.float32], dict[str, Any]]
+"""Factors of a fold and what the report says of them."""
 
 
 @dataclass
@@ -63,8 +70,8 @@ def calibrate(
 ) -> Calibrated:
     """Compress the layers that the plan wants calibrated, in the order of the graph.
 
-    With second-order rounding each section sees what comes out of the sections before it, compressed as they will be, else what the float
-    model would have given it, which takes one pass in place of two. `folds` are those of `inner_folds`.
+    With second-order rounding each layer sees what comes out of the layers before it, compressed as they will be, else what the float
+    model would have given it. `folds` are those of `inner_folds`.
 
     Raises:
         NonFiniteWeightError: a weight holds NaN or Inf, by `check`.
@@ -72,12 +79,12 @@ def calibrate(
     chosen: dict[int, NDArray[np.float32]] = {}
     told: dict[int, dict[str, Any]] = {}
     with Threads() as threads, Runner(sections, rows, scratch, threads=threads) as runner:
-        stage = _Stage(graph, plan, put, check, threads)
+        stage = _Stage(graph, plan, sections, put, check, threads)
         runner.start(first_weights(graph, sections, runner.used_ids(), stage.read))
+        stage.floats = runner.hidden
         for section in sections.parts[1:]:
-            opened = runner.open(section)
             places = [i for i, fold in enumerate(folds) if _inside(fold, section)]
-            found = stage.compress(opened, [folds[i] for i in places])
+            found = (stage.compress_in_turn if stage.second_order else stage.compress)(runner, section, [folds[i] for i in places])
             for place, (t, line) in zip(places, found, strict=True):
                 chosen[place], told[place] = t, {**_describe(folds[place]), **line}
     order = range(len(folds))
@@ -95,7 +102,7 @@ def input_power(
     """
     found: dict[str, NDArray[np.float32]] = {}
     with Threads() as threads, Runner(sections, rows, scratch, threads=threads) as runner:
-        stage = _Stage(graph, plan, lambda *_: None, check, threads)
+        stage = _Stage(graph, plan, sections, lambda *_: None, check, threads)
         runner.start(first_weights(graph, sections, runner.used_ids(), stage.read))
         for section in sections.parts[1:]:
             statistics = runner.open(section).observe(stage.read_all(section), advance=True, moments_only=True)
@@ -119,32 +126,75 @@ def _describe(fold: Fold) -> dict[str, Any]:
 
 
 class _Stage:
-    def __init__(self, graph: ModelGraph, plan: Plan, put: Put, check: Check, threads: Threads) -> None:
+    def __init__(self, graph: ModelGraph, plan: Plan, sections: Sections, put: Put, check: Check, threads: Threads) -> None:
         self.graph, self.plan, self.put, self.check, self.threads = graph, plan, put, check, threads
         self.schemes = plan.schemes
+        self.seen = {name for section in sections.parts for names in section.sites for name in names}
+        """Layers that read a site."""
         self.told: dict[str, dict[str, Any]] = {}
         self.second_order = any(scheme.rounding == "gptq" for scheme in self.schemes.values())
-        """Only then what a section has become is pushed through it."""
+        """Only then layers are given what the layers before them have become."""
+        self.floats: list[NDArray[np.float32]] = []
+        """The hidden states of the float model in front of a section."""
 
-    def compress(self, opened: OpenSection, folds: Sequence[Fold]) -> list[tuple[NDArray[np.float32], dict[str, Any]]]:
-        """Compress a section and push the hidden states through it; returns factors and a line for each fold."""
-        section = opened.section
-        weights = self.read_all(section)
-        statistics = opened.observe(weights, advance=not self.second_order, moments_only=True)
-        hessians = {name: h for names, s in zip(section.sites, statistics, strict=True) for h in [s.take_second_moment()] for name in names}
-        found = self.threads.map(lambda fold: self._factors(fold, weights, hessians), folds)
-        factors = make_factors(self.graph, [t for t, _ in found], folds)
+    def compress(self, runner: Runner, section: Section, folds: Sequence[Fold]) -> list[Chosen]:
+        """Compress a section for inputs of the float model, and push these through it; returns factors and a line for each fold."""
+        weights, opened = self.read_all(section), runner.open(section)
+        hessians = _by_layer(section.sites, opened.observe(weights, advance=True, moments_only=True))
+        found, factors = self._choose(folds, weights, hessians)
         by_name = {layer.name: layer for layer in section.layers}
         for names in section.sites:
-            asked = [by_name[name] for name in names if self.schemes[name].is_calibrated]
             hessian = hessians[names[0]]
             for name in names:
                 del hessians[name]
-            if asked:
-                weights |= self._compress_site(asked, weights, hessian, factors)
-        if self.second_order and not section.last:
-            opened.advance(weights)
+            self._compress_site(self._asked(names, by_name), weights, hessian, factors)
         return found
+
+    def compress_in_turn(self, runner: Runner, section: Section, folds: Sequence[Fold]) -> list[Chosen]:
+        """As `compress`, for inputs that the layers before have given as they are after compression, in this section, too."""
+        weights, by_name = self.read_all(section), {layer.name: layer for layer in section.layers}
+        if self.plan.folds == "awq" and folds:
+            hessians = _by_layer(section.sites, runner.open(section).observe(weights, moments_only=True))
+            found, factors = self._choose(folds, weights, hessians)
+            del hessians
+        else:
+            found, factors = self._choose(folds, weights, {})
+        opened, stream = SegmentedSection(runner, section), Stream(runner.hidden)
+        floats = Stream(self.floats) if self.plan.target_correction else None
+        for one in (stream, floats):
+            if one is not None:
+                opened.advance(0, one, weights)
+        for site, names in enumerate(opened.sites):
+            hessian, pulls = opened.moments(site, stream), {}
+            if floats is not None:
+                pulls = self._pulls(opened, site, floats, stream, weights)
+            weights |= self._compress_site(self._asked(names, by_name), weights, hessian, factors, pulls)
+            opened.advance(site + 1, stream, weights)
+        if not section.last:
+            runner.hidden = opened.out(stream)
+            if floats is not None:
+                self.floats = opened.out(floats)
+        return found
+
+    def _pulls(
+        self, opened: SegmentedSection, site: int, floats: Stream, stream: Stream, weights: Mapping[str, NDArray[np.float32]]
+    ) -> dict[str, NDArray[np.float32]]:
+        """What the outputs of a site's layers should make up for, P of `algorithms.target`; the float model passes the layers."""
+        alone = [name for name in opened.alone(site) if self.schemes[name].is_calibrated]
+        pulls = {}
+        if alone:
+            drift = opened.drift(site, floats, stream)
+            pulls = {name: weights[name] @ drift for name in alone}
+        return pulls | opened.advance_floats(site + 1, floats, stream, weights)
+
+    def _asked(self, names: Sequence[str], by_name: Mapping[str, Layer]) -> list[Layer]:
+        return [by_name[name] for name in names if self.schemes[name].is_calibrated]
+
+    def _choose(
+        self, folds: Sequence[Fold], weights: Mapping[str, NDArray[np.float32]], hessians: Mapping[str, NDArray[np.float32]]
+    ) -> tuple[list[Chosen], Factors]:
+        found = self.threads.map(lambda fold: self._factors(fold, weights, hessians), folds)
+        return found, make_factors(self.graph, [t for t, _ in found], folds)
 
     def read_all(self, section: Section) -> dict[str, NDArray[np.float32]]:
         return {layer.name: self.read(layer) for layer in section.layers}
@@ -157,7 +207,7 @@ class _Stage:
     def _factors(
         self, fold: Fold, weights: Mapping[str, NDArray[np.float32]], hessians: Mapping[str, NDArray[np.float32]]
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        names = [name for name in fold.readers if name in hessians]
+        names = [name for name in fold.readers if name in self.seen]
         if self.plan.folds != "awq" or not names:
             sums = [(*equalize.magnitudes([weights[name][_spread(len(weights[name]))]]), fold.readers[name]) for name in names]
             return equalize.channel_factors(fold.channels, sums, fold.free), {}
@@ -174,12 +224,20 @@ class _Stage:
         return t, {"alpha": alpha, "beta": beta}
 
     def _compress_site(
-        self, layers: Sequence[Layer], weights: Mapping[str, NDArray[np.float32]], hessian: NDArray[np.float32], factors: Factors
+        self,
+        layers: Sequence[Layer],
+        weights: Mapping[str, NDArray[np.float32]],
+        hessian: NDArray[np.float32],
+        factors: Factors,
+        pulls: Mapping[str, NDArray[np.float32]] = {},
     ) -> dict[str, NDArray[np.float32]]:
         """Compress the layers that share a site and hand them on; returns what they are now, without the factors, if that is of use.
 
-        `hessian` is that of the inputs with the factors in them afterwards: at thousands of channels a copy counts.
+        `hessian` is that of the inputs with the factors in them afterwards: at thousands of channels a copy counts. `pulls`: what the
+        outputs of the layers should make up for, P of `algorithms.target`.
         """
+        if not layers:
+            return {}
         columns = factors.columns.get(layers[0].name, np.ones(len(hessian), np.float32))
         hessian /= columns
         hessian /= columns[:, None]
@@ -190,13 +248,15 @@ class _Stage:
         for i, (scheme, w) in enumerate(zip(schemes, wide, strict=True)):
             if scheme.format == ADAPTIVE:
                 schemes[i] = replace(scheme, format=fit_table(scheme, [(w, moments.diagonal)]))
-        solved = solve(list(zip(schemes, wide, strict=True)), moments, self.threads)
+        moved = [pulls[layer.name] * rows / columns for layer, rows in zip(layers, scale_rows, strict=True)] if pulls else []
+        targets = self._targets(wide, moved, hessian)
+        solved = solve(list(zip(schemes, wide, targets, strict=True)), moments, self.threads)
         seconds = (time.perf_counter() - started) / sum(layer.size for layer in layers)
         found: dict[str, NDArray[np.float32]] = {}
-        for layer, w, rows, one in zip(layers, wide, scale_rows, solved, strict=True):
+        for layer, w, aim, rows, one in zip(layers, wide, targets, scale_rows, solved, strict=True):
             back, told = one.back, one.told
             if self.schemes[layer.name].adapter_rank:
-                back, told = self._correct(layer, w, back, moments, told)
+                back, told = self._correct(layer, aim, back, moments, told)
             difference = back - w
             error = float(np.vdot(difference, difference)) / max(float(np.vdot(w, w)), TINY)
             self.put(layer, one.weight, error, seconds * layer.size)
@@ -204,6 +264,17 @@ class _Stage:
             if self.second_order:
                 found[layer.name] = back / columns / rows
         return found
+
+    def _targets(
+        self, weights: Sequence[NDArray[np.float32]], pulls: Sequence[NDArray[np.float32]], hessian: NDArray[np.float32]
+    ) -> Sequence[NDArray[np.float32]]:
+        """What the weights of a site are to be rounded to: themselves, or with pulls what makes up for more than their own rounding."""
+        factor = target.factorized(hessian) if pulls else None
+        if factor is None:
+            return weights
+        parts = [(i, slice(start, start + TARGET_ROWS)) for i, w in enumerate(weights) for start in range(0, len(w), TARGET_ROWS)]
+        moved = self.threads.map(lambda part: target.corrected(weights[part[0]][part[1]], pulls[part[0]][part[1]], factor), parts)
+        return [np.concatenate([one for one, (k, _) in zip(moved, parts, strict=True) if k == i]) for i in range(len(weights))]
 
     def _correct(
         self, layer: Layer, w: NDArray[np.float32], back: NDArray[np.float32], moments: Moments, told: dict[str, Any]
@@ -219,6 +290,10 @@ class _Stage:
             "rounded_loss": told["loss"],
             "adapters": "kept" if found.helps else "zeros",
         }
+
+
+def _by_layer(sites: Sequence[Sequence[str]], statistics: Sequence[SiteStatistics]) -> dict[str, NDArray[np.float32]]:
+    return {name: h for names, one in zip(sites, statistics, strict=True) for h in [one.take_second_moment()] for name in names}
 
 
 def _spread(rows: int) -> NDArray[np.int64]:

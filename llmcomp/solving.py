@@ -92,26 +92,30 @@ class Solved:
     """For the report: the loss of its outputs, and that of plain rounding, relative to their power (that by some of its rows)."""
 
 
-def solve(asked: Sequence[tuple[Scheme, NDArray[np.float32]]], moments: Moments, threads: Threads) -> list[Solved]:
-    """Weights [rows, in] that read the same inputs, compressed; plainly those that lose less then."""
+def solve(asked: Sequence[tuple[Scheme, NDArray[np.float32], NDArray[np.float32]]], moments: Moments, threads: Threads) -> list[Solved]:
+    """Weights that read the same inputs, compressed; plainly those that lose less then.
+
+    Each with its scheme: the weight itself [rows, in], which plain rounding rounds, and what it is to come near to, itself as a rule.
+    """
     found: list[list[tuple[CompressedWeight, CompressedWeight]]] = [[] for _ in asked]
     width = len(moments.hessian)
-    for scheme in dict.fromkeys(scheme for scheme, _ in asked):
-        pieces = list(_pieces({i: len(w) for i, (own, w) in enumerate(asked) if own == scheme}, width, threads.count))
+    weights, targets = [w for _, w, _ in asked], [target for *_, target in asked]
+    for scheme in dict.fromkeys(scheme for scheme, *_ in asked):
+        pieces = list(_pieces({i: len(w) for i, (own, w, _) in enumerate(asked) if own == scheme}, width, threads.count))
 
-        def joined(piece: list[tuple[int, slice]]) -> NDArray[np.float32]:
-            return np.concatenate([asked[i][1][rows] for i, rows in piece])
+        def joined(piece: list[tuple[int, slice]], of: Sequence[NDArray[np.float32]] = targets) -> NDArray[np.float32]:
+            return np.concatenate([of[i][rows] for i, rows in piece])
 
         order: Order | None = None
         if scheme.rounding == "gptq":
-            whole = [(i, slice(0, len(w))) for i, (own, w) in enumerate(asked) if own == scheme]
+            whole = [(i, slice(0, len(w))) for i, (own, w, _) in enumerate(asked) if own == scheme]
             step = max(1, sum(rows.stop for _, rows in whole) // ARM_ROWS)
             order = _order(scheme, joined([(i, slice(0, rows.stop, step)) for i, rows in whole]), moments, threads)
 
         def compressed(
             piece: list[tuple[int, slice]], scheme: Scheme = scheme, order: Order | None = order
         ) -> tuple[CompressedWeight, CompressedWeight]:
-            return _compressed(scheme, joined(piece), moments, order)
+            return _compressed(scheme, joined(piece, weights), joined(piece), moments, order)
 
         for piece, pair in zip(pieces, threads.map(compressed, pieces), strict=True):
             start = 0
@@ -119,7 +123,7 @@ def solve(asked: Sequence[tuple[Scheme, NDArray[np.float32]]], moments: Moments,
                 stop = start + rows.stop - rows.start
                 found[i].append((_rows(pair[0], start, stop), _rows(pair[1], start, stop)))
                 start = stop
-    return [_better(w, pairs, moments, threads) for (_, w), pairs in zip(asked, found, strict=True)]
+    return [_better(target, pairs, moments, threads) for (*_, target), pairs in zip(asked, found, strict=True)]
 
 
 def _pieces(rows: Mapping[int, int], width: int, threads: int) -> Iterator[list[tuple[int, slice]]]:
@@ -142,12 +146,15 @@ def _pieces(rows: Mapping[int, int], width: int, threads: int) -> Iterator[list[
         yield piece
 
 
-def _compressed(scheme: Scheme, w: NDArray[np.float32], moments: Moments, order: Order | None) -> tuple[CompressedWeight, CompressedWeight]:
-    """As asked, with second-order rounding in this order, and plainly rounded."""
+def _compressed(
+    scheme: Scheme, w: NDArray[np.float32], target: NDArray[np.float32], moments: Moments, order: Order | None
+) -> tuple[CompressedWeight, CompressedWeight]:
+    """The target as asked, with second-order rounding in this order, and w plainly rounded."""
     rule, best_rule = scheme.rule if order is None else planning.SCALE_ESTIMATION, formats.get(scheme.format).best_rule
-    weight, plain = (_quantize(scheme, w, RULES.get(name, name), moments.diagonal) for name in (rule, best_rule))
+    weight = _quantize(scheme, target, RULES.get(rule, rule), moments.diagonal)
+    plain = _quantize(scheme, w, best_rule, moments.diagonal)
     if order is not None:
-        weight = _weight(scheme, weight, _refined(scheme, w, moments, order, weight))
+        weight = _weight(scheme, weight, _refined(scheme, target, moments, order, weight))
     return weight, plain
 
 

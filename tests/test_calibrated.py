@@ -24,6 +24,8 @@ METHODS: tuple[dict[str, Any], ...] = (
     {"gptq": True},
     {"awq": True, "scale_estimation": True},
     {"awq": True, "scale_estimation": True, "gptq": True},
+    {"gptq": True, "target_correction": True},
+    {"awq": True, "gptq": True, "target_correction": True},
 )
 
 
@@ -92,6 +94,34 @@ def test_the_same_input_gives_the_same_bytes(source: Path, tmp_path: Path) -> No
     assert a == b
 
 
+@pytest.mark.parametrize("methods", [{"scale_estimation": True}, {"gptq": True}], ids="+".join)
+def test_columns_are_made_alike_before_any_calibrated_rounding(source: Path, tmp_path: Path, methods: dict[str, Any]) -> None:
+    with_folds, without = (run(source, tmp_path / folds, folds=folds, **methods) for folds in ("auto", "none"))
+    assert len(with_folds["folds"]) == 8 and not without["folds"]
+    name = "model.layers.0.self_attn.q_proj"
+    errors = [next(x["calibration"]["plain_loss"] for x in report["layers"] if x["name"] == name) for report in (with_folds, without)]
+    assert errors[0] != pytest.approx(errors[1], rel=1e-3)
+
+
+def test_with_the_target_corrected_the_layers_make_up_for_each_other(source: Path, tmp_path: Path) -> None:
+    losses = {}
+    for on in (False, True):
+        run(source, tmp_path / str(on), gptq=True, target_correction=on)
+        losses[on] = kl(source, tmp_path / str(on))
+    assert losses[True] < 0.97 * losses[False]
+
+
+def test_a_plan_whose_correction_has_no_layer_is_refused(source: Path, tmp_path: Path) -> None:
+    from llmcomp.export import plan_model
+
+    asked = {"weight_format": "int4_sym", "group_size": 32, "gptq": True, "target_correction": True}
+    text = plan_model(ExportOptions(model=str(source / "tiny"), **asked)).to_json()
+    assert json.loads(text)["target_correction"]
+    (tmp_path / "plan.json").write_text(text.replace('"rounding": "gptq"', '"rounding": "nearest"'))
+    with pytest.raises(OptionError, match="target_correction"):
+        export(ExportOptions(model=str(source / "tiny"), output=tmp_path / "out", plan=tmp_path / "plan.json", no_tokenizer=True))
+
+
 def test_without_data_the_model_writes_its_own(source: Path, tmp_path: Path) -> None:
     report = run(source, tmp_path / "out", awq=True, dataset="auto", num_samples=2, sequence_length=16)
     assert "own text" in report["seconds"]
@@ -146,6 +176,7 @@ def test_a_dry_run_says_what_it_leaves_out(source: Path, tmp_path: Path) -> None
         ({"weight_format": "int8_sym", "awq": True, "group_size": None}, "too little"),
         ({"awq": True, "folds": "none"}, "--folds none"),
         ({"scale_estimation": True, "scale_rule": "minmax"}, "picks the scales"),
+        ({"scale_estimation": True, "target_correction": True}, "second-order rounding"),
         ({}, "looks at data"),
     ],
 )

@@ -6,7 +6,7 @@ Hidden states between two sections are kept in memory, or in a mapped file once 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from itertools import groupby, islice
 from pathlib import Path
 from types import TracebackType
@@ -75,7 +75,7 @@ class Runner(AbstractContextManager["Runner"]):
         """What the first section makes of the first `count` batches."""
         first, used = self.sections.parts[0], self.used_ids()
         request = ov.Core().compile_model(first.model, "CPU", PROPERTIES).create_infer_request()
-        given = _oriented(first.layers, weights)
+        given = oriented(first.layers, weights)
         found = []
         for batch in self.batches[:count]:
             feed: dict[str, Any] = {
@@ -101,13 +101,17 @@ class Runner(AbstractContextManager["Runner"]):
             self._known[shape] = {name: request.get_output_tensor(i) for i, name in enumerate(self.sections.ambient_names)}
         return self._known[shape]
 
-    def keep(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
+    def keep(self, array: NDArray[Any]) -> NDArray[Any]:
         """A copy of a batch's hidden states, in memory or in a file."""
         if self.copies * self.tokens * array.shape[-1] * 4 < MAPPED_FROM:
             return array.copy()
-        kept = np.memmap(self.scratch / f"hidden-{self._files}.bin", np.float32, "w+", shape=array.shape)
+        path = self.scratch / f"hidden-{self._files}.bin"
+        kept = np.memmap(path, array.dtype, "w+", shape=array.shape)
         self._files += 1
         kept[:] = array
+        # The file is gone with the mapping, where the system allows that; else with the folder.
+        with suppress(OSError):
+            path.unlink()
         return kept
 
 
@@ -159,7 +163,7 @@ class OpenSection:
     def outputs(self, weights: Weights, hidden: Sequence[NDArray[np.float32]]) -> Iterator[list[NDArray[np.float32]]]:
         """For each of the first batches, whose hidden states these are, what the section gives; good until the next is asked for."""
         # The last section may end with the inputs of its layers, not with their products.
-        given = {name: w for name, w in _oriented(self.section.layers, weights).items() if name in self._inputs}
+        given = {name: w for name, w in oriented(self.section.layers, weights).items() if name in self._inputs}
         for batch, x in zip(self.runner.batches, hidden, strict=False):
             ambient = self.runner.ambient((batch.shape[0], batch.shape[1]))
             feed: dict[str, Any] = {name: ambient[name] for name in self.section.ambient}
@@ -193,7 +197,8 @@ def _batches(rows: Sequence[NDArray[np.int64]], tokens: int) -> Iterator[NDArray
             yield np.stack(batch)
 
 
-def _oriented(layers: Sequence[Layer], weights: Weights) -> dict[str, NDArray[np.float32]]:
+def oriented(layers: Sequence[Layer], weights: Weights) -> dict[str, NDArray[np.float32]]:
+    """Weights by the names of a section's inputs, as its graph holds them."""
     return {WEIGHT + x.name: np.ascontiguousarray(weights[x.name].swapaxes(-1, -2)) if x.transposed else weights[x.name] for x in layers}
 
 

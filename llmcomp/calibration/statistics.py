@@ -116,3 +116,30 @@ class SiteStatistics:
             part = slice(max(0, stop - PART), stop)
             self.products[part, : part.start] = self.products[: part.start, part].T
         return self.products
+
+
+class CrossProducts:
+    """Sum over tokens of a b^T."""
+
+    def __init__(self, threads: Threads = ALONE) -> None:
+        self.threads, self.tokens = threads, 0
+        self._total: NDArray[np.float32] | None = None
+
+    def add(self, a: NDArray[np.float32], b: NDArray[np.float32]) -> None:
+        """Count a [tokens, m] and b [tokens, n]."""
+        self.tokens += len(a)
+        if self._total is None:
+            self._total = np.zeros((a.shape[1], b.shape[1]), np.float32)
+        total = self._total
+
+        def add(start: int) -> None:
+            total[start : start + PART] += a[:, start : start + PART].T @ b
+
+        self.threads.map(add, range(0, a.shape[1], PART))
+
+    def mean(self) -> NDArray[np.float32]:
+        """[m, n]; takes the sum with it."""
+        assert self._total is not None
+        total, self._total = self._total, None
+        total /= np.float32(max(self.tokens, 1))
+        return total

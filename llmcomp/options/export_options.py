@@ -69,6 +69,7 @@ class ExportOptions(BaseModel):
     awq: bool = False
     scale_estimation: bool = False
     gptq: bool = False
+    target_correction: bool = False
     codebook_scope: Literal["tensor", "blocks"] = "tensor"
     lora_correction: bool = False
     lora_rank: int = Field(default=8, ge=1)

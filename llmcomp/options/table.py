@@ -301,6 +301,15 @@ OPTIONS: tuple[Option, ...] = (
         compression=True,
     ),
     Option(
+        "target_correction",
+        ("--target-correction",),
+        COMPRESSION,
+        "With --gptq: let each layer make up for what the layers before it have lost on calibration data. The text goes through the float model, too.",
+        kind="switch",
+        default=False,
+        compression=True,
+    ),
+    Option(
         "codebook_scope",
         ("--codebook-scope",),
         COMPRESSION,

@@ -68,6 +68,7 @@ def make_plan(
         main=planner.main,
         folds=planner.folds(is_low(planner.main)),
         permutation=planner.permutation(is_low(planner.main)),
+        target_correction=options.target_correction,
         tables=options.codebook_scope,
         layers=entries,
         summary=summarize(entries, planner.main, options.ratio, planner.requested_bits(layers, asked)),

@@ -43,6 +43,8 @@ class Ladder:
     """Folds of a plan that has low-bit layers."""
     low_permutation: Literal["none", "sorted"]
     """Its permutation."""
+    low_target_correction: bool
+    """Whether its layers make up for those before them."""
     unknown: tuple[str, ...]
     """Layers whose loss is not known and counts as 0."""
 
@@ -58,6 +60,7 @@ class Ladder:
             main=main,
             folds=self.low_folds if low else "none",
             permutation=self.low_permutation if low else "none",
+            target_correction=self.low_target_correction and any(line.rounding == "gptq" for line in lines),
             layers=lines,
             summary=summarize(lines, main, None, None),
         )
@@ -86,7 +89,8 @@ def ladder(layers: Sequence[Layer], options: ExportOptions, measured: Measured) 
                 unknown.append(layer.name)
         lines.append(tuple(entry for entry, _ in own))
         losses.append(tuple(loss for _, loss in own))
-    return Ladder(tuple(lines), tuple(losses), planner.folds(low=True), planner.permutation(low=True), tuple(unknown))
+    kinds = planner.folds(low=True), planner.permutation(low=True), options.target_correction
+    return Ladder(tuple(lines), tuple(losses), *kinds, tuple(unknown))
 
 
 def _share(layer: Layer, text: str, options: ExportOptions) -> float:

@@ -107,6 +107,8 @@ class Plan(BaseModel):
     awq: the factors are those that lose least on the calibration data."""
     permutation: Literal["none", "sorted"] = "none"
     """sorted: the inner channels of MLPs come in the order of their magnitudes where low-bit weights have groups along them; exact, too."""
+    target_correction: bool = False
+    """Layers with second-order rounding are rounded to weights that make up for what the layers before them have lost."""
     tables: Literal["tensor", "blocks"] = "tensor"
     """Of adaptive codebooks. tensor: each weight has its own; blocks: one for weights of the same name in all blocks."""
     layers: tuple[LayerPlan, ...]
@@ -137,6 +139,10 @@ class Plan(BaseModel):
         if missing:
             raise OptionError(
                 where, f"it lacks {len(missing)} of the model's layers: {', '.join(missing[:5])}", "Add them; `keep` leaves one as it is"
+            )
+        if self.target_correction and not any(entry.rounding == "gptq" for entry in self.layers):
+            raise OptionError(
+                f"{where}, target_correction", "no layer has rounding gptq, which it is for", "Give some layers that, or set it to false"
             )
         checked = tuple(_checked(planned[layer.name], layer, where) for layer in layers)
         summary = summarize(checked, self.main, self.summary.ratio_requested, self.summary.bits_per_weight_requested)
