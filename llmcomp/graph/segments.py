@@ -69,7 +69,8 @@ class _Cutter:
 
     def cut(self) -> Segments:
         self.segment_of = self._segments()
-        wanted = {self._key(v) for v in [*self.sources, *([self.out] if self.out is not None else [])]}
+        hidden = [(i, 0) for i, node in enumerate(self.nodes) if node.get_friendly_name() == HIDDEN]
+        wanted = {*hidden, *(self._key(v) for v in [*self.sources, *([self.out] if self.out is not None else [])])}
         self.names: dict[tuple[int, int], str] = {}
         sums = {name: self._key(value) for name, value in self._sums().items()}
         for node in self.nodes:
@@ -146,15 +147,12 @@ class _Cutter:
             for node in self.nodes
             if self.segment_of[self.place[node.get_name()]] == k
             for port in node.inputs()
-            if self._crosses(port.get_source_output(), node) or self._is_hidden(port.get_source_output())
+            if self._crosses(port.get_source_output(), node) or port.get_source_output().get_node().get_friendly_name() == HIDDEN
         }
         return sorted(found)
 
     def _gives(self, key: tuple[int, int], k: int) -> bool:
         return self.segment_of[key[0]] == k and self.nodes[key[0]].get_type_name() != "Parameter"
-
-    def _is_hidden(self, value: Any) -> bool:
-        return value.get_node().get_friendly_name() == HIDDEN and self._key(value) in self.names
 
     def _key(self, value: Any) -> tuple[int, int]:
         return self.place[value.get_node().get_name()], value.get_index()
