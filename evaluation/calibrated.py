@@ -21,7 +21,7 @@ from typing import Any
 
 from llmcomp.judge import evaluate, load_text
 
-FLAGS = {"awq": "--awq", "scale_estimation": "--scale-estimation", "gptq": "--gptq"}
+FLAGS = {"awq": "--awq", "scale_estimation": "--scale-estimation", "gptq": "--gptq", "target_correction": "--target-correction"}
 OUR_STAGES = ("divide", "permute", "fold", "calibrate", "compress")
 PEER_MODEL = """
 import json, sys, time
