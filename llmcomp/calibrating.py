@@ -193,7 +193,8 @@ class _Stage:
     def _choose(
         self, folds: Sequence[Fold], weights: Mapping[str, NDArray[np.float32]], hessians: Mapping[str, NDArray[np.float32]]
     ) -> tuple[list[Chosen], Factors]:
-        found = self.threads.map(lambda fold: self._factors(fold, weights, hessians), folds)
+        # One after another, each by all threads: one fold's site may be wider than all others together.
+        found = [self._factors(fold, weights, hessians) for fold in folds]
         return found, make_factors(self.graph, [t for t, _ in found], folds)
 
     def read_all(self, section: Section) -> dict[str, NDArray[np.float32]]:
@@ -217,10 +218,11 @@ class _Stage:
         for name in names:
             w, scheme = weights[name], self.schemes[name]
             picked = np.ascontiguousarray(w[_spread(len(w))])
-            quantizers = _quantizers(scheme, moments[id(hessians[name])])
+            quantizers = _quantizers(scheme, moments[id(hessians[name])], self.threads)
             readers.append(awq.Reader(picked, hessians[name], fold.readers[name], len(w) / len(picked), *quantizers))
         quick = all(reader.quick_roundtrip for reader in readers)
-        t, (alpha, beta) = awq.choose_factors(fold.channels, readers, fold.free, awq.GRID if quick else awq.SECOND_ORDER_GRID)
+        grid = awq.GRID if quick else awq.SECOND_ORDER_GRID
+        t, (alpha, beta) = awq.choose_factors(fold.channels, readers, fold.free, grid, self.threads.map)
         return t, {"alpha": alpha, "beta": beta}
 
     def _compress_site(
@@ -301,9 +303,9 @@ def _spread(rows: int) -> NDArray[np.int64]:
     return np.unique(np.linspace(0, rows - 1, min(rows, SAMPLED_ROWS)).astype(np.int64))
 
 
-def _quantizers(scheme: Scheme, moments: Moments) -> tuple[awq.Roundtrip, awq.Roundtrip | None]:
+def _quantizers(scheme: Scheme, moments: Moments, threads: Threads) -> tuple[awq.Roundtrip, awq.Roundtrip | None]:
     """By which factors are chosen: the one that will be used, and a quick one if that is slow and there is one like it."""
-    factor = moments.factor(scheme.group_size, "activation") if scheme.rounding == "gptq" else None
+    factor = moments.factor(scheme.group_size, "activation", threads.map) if scheme.rounding == "gptq" else None
     if factor is not None:
         return partial(second_order_roundtrip, scheme, moments, factor), None
 

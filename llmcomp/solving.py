@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from llmcomp import formats, kernels, planning
 from llmcomp.algorithms.awq import quadratic_loss
+from llmcomp.algorithms.cholesky import Each, in_turn
 from llmcomp.algorithms.columns import RoundColumns, round_columns
 from llmcomp.algorithms.gptq import Rounded, gptq
 from llmcomp.algorithms.hessian import Factor, Order, divided, factorize
@@ -31,6 +32,8 @@ from llmcomp.threads import Threads
 RULES: dict[str, Any] = {planning.SEARCH: search, planning.SCALE_ESTIMATION: scale_estimation}
 POWER_ROWS = 128
 """Rows by which a layer's power is told."""
+LOSS_ROWS = 512
+"""Rows whose losses are told together: differences of whole weights would take as much memory as these."""
 PIECE_ROWS, PIECE_WEIGHTS = 768, 1 << 21
 """Rows that go through all algorithms together, as many as a core's own cache has room for in a run of columns; weights, for memory."""
 LEAST_WEIGHTS = 1 << 18
@@ -54,11 +57,11 @@ class Moments:
     def diagonal(self) -> NDArray[np.float32]:
         return np.ascontiguousarray(np.diagonal(self.hessian))
 
-    def factor(self, size: int, order: Order) -> Factor | None:
-        """None if no damping makes H positive definite."""
+    def factor(self, size: int, order: Order, each: Each = in_turn) -> Factor | None:
+        """None if no damping makes H positive definite. `each`: how it is made, as for `factorize`."""
         key = (size if order == "group" else 0, order)
         if key not in self._factors:
-            self._factors[key] = factorize(self.hessian, size, order)
+            self._factors[key] = factorize(self.hessian, size, order, each=each)
         return self._factors[key]
 
 
@@ -161,9 +164,10 @@ def _compressed(
 def _order(scheme: Scheme, w: NDArray[np.float32], moments: Moments, threads: Threads) -> Order:
     """The arm of second-order rounding that loses less on these rows."""
     # Scales that are refitted afterwards gain nothing from being chosen within groups: on calibration data outputs lose 4 % less, on other
-    # text the model loses no less (evaluation/LOG.md). Factors are made here, before threads ask for them.
+    # text the model loses no less (evaluation/LOG.md). Factors are made here, each by all threads, before these ask for them.
     orders: tuple[Order, ...] = ("activation",) if formats.get(scheme.format).scale_type is None else ("activation", "group")
-    threads.map(partial(moments.factor, formats.grouped_shape(w.shape, scheme.group_size)[-1]), orders)
+    for order in orders:
+        moments.factor(formats.grouped_shape(w.shape, scheme.group_size)[-1], order, threads.map)
     if len(orders) == 1:
         return orders[0]
     start = _quantize(scheme, w, scale_estimation, moments.diagonal)
@@ -209,7 +213,9 @@ def _better(
     """Of a weight's pieces put together that of the two which loses less."""
     weight, plain = (_joined(kind, w.shape) for kind in zip(*pieces, strict=True))
     backs = [one.stored().dequantize() for one in (weight, plain)]
-    loss, plain_loss = threads.map(lambda back: float(quadratic_loss(back - w, moments.hessian).sum()), backs)
+    parts = [(back, slice(start, start + LOSS_ROWS)) for back in backs for start in range(0, len(w), LOSS_ROWS)]
+    losses = threads.map(lambda part: float(quadratic_loss(part[0][part[1]] - w[part[1]], moments.hessian).sum()), parts)
+    loss, plain_loss = (sum(losses[i * len(losses) // 2 : (i + 1) * len(losses) // 2]) for i in range(2))
     some = w[:: max(1, len(w) // POWER_ROWS)]
     power = max(float(quadratic_loss(some, moments.hessian).mean()) * len(w), TINY)
     keeps = loss <= plain_loss

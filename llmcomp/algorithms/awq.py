@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from llmcomp.algorithms.cholesky import Each, in_turn
 from llmcomp.algorithms.equalize import LIMIT, POWER, magnitudes
 from llmcomp.formats.format import TINY
 
@@ -33,6 +34,9 @@ FINALISTS = 2
 """Pairs of the grid, best by the quick quantizer, among which the one that will be used decides."""
 QUIET = 1e-3
 """Least power of an output, relative to the mean of its weight, that its error is held against."""
+
+PART = 1024
+"""Columns that a quadratic form takes at a time."""
 
 Roundtrip = Callable[[NDArray[np.float32], NDArray[np.float32]], NDArray[np.float32]]
 """(columns w * t, t [in]) -> what w * t is after rounding."""
@@ -57,11 +61,15 @@ class Reader:
 
 
 def choose_factors(
-    count: int, readers: Sequence[Reader], free: NDArray[np.bool_], grid: Sequence[tuple[float, float]] = GRID
+    count: int,
+    readers: Sequence[Reader],
+    free: NDArray[np.bool_],
+    grid: Sequence[tuple[float, float]] = GRID,
+    each: Each = in_turn,
 ) -> tuple[NDArray[np.float32], tuple[float, float]]:
     """t [count] and the (alpha, beta) of the grid it was made with. Channels that are not `free` get 1; the geometric mean of the others is 1.
 
-    Where all readers have a quick quantizer it ranks the grid, FINALISTS are left for the other one.
+    Where all readers have a quick quantizer it ranks the grid, FINALISTS are left for the other one. `each`: how pairs are tried.
     """
     h, m, uses = np.zeros(count), np.zeros(count), np.zeros(count)
     for reader in readers:
@@ -82,8 +90,11 @@ def choose_factors(
 
     near = list(grid)
     if all(reader.quick_roundtrip for reader in readers):
-        near = sorted(grid, key=lambda pair: loss(pair, True))[:FINALISTS]
-    chosen = min({grid[0]: None, **dict.fromkeys(near)}, key=lambda pair: loss(pair, False))
+        quick = dict(zip(grid, each(lambda pair: loss(pair, True), grid), strict=True))
+        near = sorted(grid, key=quick.__getitem__)[:FINALISTS]
+    left = list({grid[0]: None, **dict.fromkeys(near)})
+    losses = dict(zip(left, each(lambda pair: loss(pair, False), left), strict=True))
+    chosen = min(left, key=losses.__getitem__)
     return tried[chosen], chosen
 
 
@@ -107,5 +118,13 @@ def _losses(reader: Reader, t: NDArray[np.float32], quick: bool) -> NDArray[np.f
 
 
 def quadratic_loss(difference: NDArray[np.float32], hessian: NDArray[np.float32]) -> NDArray[np.float64]:
-    """d H dᵀ of each row d: the mean squared error of its output."""
-    return np.einsum("ij,ij->i", difference @ hessian, difference).astype(np.float64)
+    """d H dᵀ of each row d: the mean squared error of its output. H is symmetric, so what is on one side of its diagonal counts twice."""
+    total = np.zeros(len(difference))
+    for start in range(0, len(hessian), PART):
+        part = slice(start, start + PART)
+        own = difference[:, part]
+        seen = own @ hessian[part, part]
+        if start:
+            seen += 2 * (difference[:, :start] @ hessian[:start, part])
+        total += np.einsum("ij,ij->i", seen, own)
+    return total

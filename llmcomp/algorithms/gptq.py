@@ -102,9 +102,10 @@ def _round(
     total = np.zeros(rows, np.float32)
     for start in range(0, width, block):
         part = slice(start, min(start + block, width))
-        unit, pivots, w = factor.unit[part, part], factor.pivots[part], wide[part]
+        columns, pivots, w = factor.columns(start, part.stop), factor.pivots[part], wide[part]
+        unit = columns[:, part].T
         # What columns before these leave to be made up for: t - w.
-        state = -(factor.unit[:start, part].T @ moved[:start])
+        state = -(columns[:, :start] @ moved[:start])
         if not factor.by_group:
             grid = {name: values[group_of[part]] for name, values in given.items()}
             codes[part], moved[part], left = _feed(fmt, w, state, unit, grid, rounder)

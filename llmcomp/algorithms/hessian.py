@@ -7,13 +7,12 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg.lapack import dpotrf
+
+from llmcomp.algorithms.cholesky import Each, UnitUpper, decompose, in_turn
 
 DAMPING = 0.01
 TRIES = 3
 """Cholesky factorizations that are tried, each with ten times the damping of the one before."""
-ROWS = 512
-"""Rows that are copied at a time."""
 BLOCK = 128
 """Columns that go through one matrix product."""
 
@@ -28,8 +27,8 @@ class Factor:
 
     order: NDArray[np.intp]
     """[in]: the column that is visited k-th."""
-    unit: NDArray[np.float32]
-    """R [in, in]."""
+    unit: UnitUpper
+    """R [in, in], of inputs that are not over `t`."""
     pivots: NDArray[np.float32]
     """[in], positive: what a column's error still costs when all columns after it make up for it."""
     extra: NDArray[np.float32]
@@ -37,6 +36,17 @@ class Factor:
     damping: float
     """Times the mean second moment, as it was needed."""
     by_group: bool
+    t: NDArray[np.float32] | None = None
+    """[in], in visiting order: what the inputs are over. R is not: a copy of it would cost as much memory as it does."""
+
+    def columns(self, start: int, stop: int) -> NDArray[np.float32]:
+        """R[:stop, start:stop]^T, over t."""
+        found = self.unit.columns(start, stop)
+        if self.t is None:
+            return found
+        found = found * self.t[start:stop, None]
+        found /= self.t[:stop]
+        return found
 
 
 def padding(hessian: NDArray[Any], damping: float) -> NDArray[np.float64]:
@@ -59,39 +69,29 @@ def visiting_order(h: NDArray[Any], size: int, order: Order) -> NDArray[np.intp]
     return (groups[:, None] * size + np.argsort(grouped, axis=1, kind="stable")[groups]).reshape(-1)
 
 
-def factorize(hessian: NDArray[Any], size: int, order: Order = "activation", damping: float = DAMPING) -> Factor | None:
+def factorize(
+    hessian: NDArray[Any], size: int, order: Order = "activation", damping: float = DAMPING, each: Each = in_turn
+) -> Factor | None:
     """The factor of H [in, in] (symmetric, f32 or f64) for groups of `size` columns, or None if no damping tried makes H positive definite.
 
-    Source: the factor of GPTQ's inverse without the inverse (Chee et al. 2023, QuIP, theorem 1: LDLQ): H reversed = L L^T, R = L reversed.
-    In f64, since in f32 small pivots beside large moments lose what damping gives them, and in place: needs 1 in^2 f64 and 1 in^2 f32.
+    Source: the factor of GPTQ's inverse without the inverse (Chee et al. 2023, QuIP, theorem 1: LDLQ). In f64, since in f32 small pivots beside
+    large moments lose what damping gives them. `each` is how its parts are computed; where it takes threads, none of them may call this.
     """
     p = visiting_order(np.diagonal(hessian), size, order)
-    backwards = np.empty(hessian.shape, np.float64)
     for k in range(TRIES):
         strength = damping * 10.0**k
         extra = padding(hessian, strength)[p]
-        for start in range(0, len(p), ROWS):
-            backwards[start : start + ROWS] = hessian[p[::-1][start : start + ROWS]][:, p[::-1]]
-        backwards[np.diag_indices(len(p))] += extra[::-1]
-        # H is symmetric, so its transpose, which LAPACK can work on in place, is H.
-        lower, failed = dpotrf(backwards.T, lower=1, overwrite_a=1, clean=1)
-        roots = np.diagonal(lower).copy()
-        if failed or not np.isfinite(roots).all() or not (roots > 0).all():
-            continue
-        pivots = np.square(roots[::-1]).astype(np.float32)
-        lower /= roots
-        unit = np.ascontiguousarray(lower[::-1, ::-1], np.float32)
-        return Factor(p, unit, pivots, extra.astype(np.float32), strength, order == "group")
+        found = decompose(hessian, p, extra, each)
+        if found is not None:
+            return Factor(p, *found, extra.astype(np.float32), strength, order == "group")
     return None
 
 
 def divided(factor: Factor, t: NDArray[np.float32]) -> Factor:
     """The factor for inputs over t [in], positive, in the visiting order that was."""
     own = np.asarray(t[factor.order], np.float32)
-    unit = factor.unit * own
-    unit /= own[:, None]
     pivots, extra = (np.asarray(x / np.square(own), np.float32) for x in (factor.pivots, factor.extra))
-    return replace(factor, unit=unit, pivots=pivots, extra=extra)
+    return replace(factor, pivots=pivots, extra=extra, t=own if factor.t is None else own * factor.t)
 
 
 def losses(factor: Factor, delta: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -99,7 +99,7 @@ def losses(factor: Factor, delta: NDArray[np.float32]) -> tuple[NDArray[np.float
     damped = np.zeros(delta.shape[1], np.float32)
     for start in range(0, len(delta), BLOCK):
         stop = min(start + BLOCK, len(delta))
-        seen = factor.unit[:stop, start:stop].T @ delta[:stop]
+        seen = factor.columns(start, stop) @ delta[:stop]
         damped += factor.pivots[start:stop] @ np.square(seen)
     return damped, undamped(factor.extra, delta, damped)
 

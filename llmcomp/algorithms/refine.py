@@ -3,6 +3,10 @@
 What is minimized is the damped loss of `gptq`, tr(D (H + diag(extra)) D^T). With G = (H + diag(extra)) D^T, group k's scale of least loss
 is off by (q_k . G_k) / (q_k^T H_kk q_k), q the levels, and column j alone is best rounded from w^_j + G_j / H_jj (Gauss-Seidel; the form of
 OPTQ's successors, e.g. Behdin et al. 2023, QuantEase, lemma 1). Every step lowers the loss or leaves it.
+
+G is computed anew for each block of columns at its turn, over all inputs: a product for a few columns is kept in a core's cache, while keeping up
+G of all columns takes as many operations, those of its first value on top, and memory's time. The sums of H in front of and behind a block also give
+the loss before a sweep and after it.
 """
 
 from __future__ import annotations
@@ -14,12 +18,15 @@ from numpy.typing import NDArray
 
 from llmcomp.algorithms.columns import RoundColumns, round_columns, runs
 from llmcomp.algorithms.gptq import Rounded
-from llmcomp.algorithms.hessian import BLOCK, DAMPING, padding, undamped
+from llmcomp.algorithms.hessian import BLOCK, DAMPING, padding
 from llmcomp.formats import NUMPY, Format, grouped_shape
 from llmcomp.formats.array import storable
 from llmcomp.formats.format import TINY
 
 SWEEPS = 2
+
+Losses = tuple[NDArray[np.float32], NDArray[np.float32]]
+"""(damped, not damped) [rows]."""
 
 
 def refine(
@@ -42,19 +49,14 @@ def refine(
     Raises:
         GroupSizeError: the group size does not divide the rows.
     """
-    rows, width = w.shape
+    rows = len(w)
     size = grouped_shape(w.shape, group_size)[-1]
     extra = padding(hessian, damping).astype(np.float32)
     moment = np.asarray(hessian, np.float32)
     work = _Work(fmt, moment, extra, np.ascontiguousarray(w.T, np.float32), size, codes, scale, zero_point, rounder)
-    damped_before = work.damped_loss()
-    before = undamped(extra, work.delta(), damped_before)
     block = max(size, BLOCK // size * size)
-    for _ in range(sweeps):
-        for start in range(0, width, block):
-            work.visit(start, min(start + block, width))
-    damped = work.damped_loss()
-    loss = undamped(extra, work.delta(), damped)
+    found = [work.sweep(block) for _ in range(sweeps)]
+    (damped_before, before), (damped, loss) = found[0][0], found[-1][1]
     better = (damped < damped_before) & (loss <= before)
     new_codes = np.ascontiguousarray(work.codes.T).reshape(rows, -1, size)
     new_scale = np.ascontiguousarray(work.scale.T)[..., None]
@@ -70,7 +72,7 @@ def refine(
 
 
 class _Work:
-    """The state of one weight, columns first. `slope` is G. `moment` is H, which is not copied: at thousands of channels that counts."""
+    """The state of one weight, columns first. `delta` is D, `slope` is G. `moment` is H, which is not copied: at thousands of channels that counts."""
 
     def __init__(
         self,
@@ -94,8 +96,7 @@ class _Work:
         for group in range(width // size):
             part = self.columns(group)
             self.back[part] = self.decoded(self.codes[part], group)
-        delta = self.delta()
-        self.slope = moment @ delta + self.extra * delta
+        self.delta = w - self.back
 
     def columns(self, group: int) -> slice:
         return slice(group * self.size, (group + 1) * self.size)
@@ -107,26 +108,39 @@ class _Work:
     def decoded(self, codes: NDArray[Any], group: int, **other: Any) -> Any:
         return self.fmt.decode(NUMPY, NUMPY.numbers(codes, self.fmt.code_type), **{**self.grid(group), **other})
 
-    def delta(self) -> NDArray[np.float32]:
-        return self.w - self.back
+    def sweep(self, block: int) -> tuple[Losses, Losses]:
+        """Visit all columns, `block` of them at a time; returns the losses before and after."""
+        width, rows = self.w.shape
+        found = np.zeros((2, 2, rows), np.float32)
+        for start in range(0, width, block):
+            found += self.visit(start, min(start + block, width))
+        np.maximum(found, np.float32(0), out=found)
+        return (found[0, 0], found[0, 1]), (found[1, 0], found[1, 1])
 
-    def damped_loss(self) -> NDArray[np.float32]:
-        return np.maximum(np.einsum("ir,ir->r", self.delta(), self.slope), np.float32(0))
+    def visit(self, start: int, stop: int) -> NDArray[np.float32]:
+        """Scale and codes of the groups in columns [start, stop); returns their part in the losses [before or after, damped or not, rows].
 
-    def visit(self, start: int, stop: int) -> None:
-        """Scale and codes of the groups in columns [start, stop), then G everywhere."""
-        moved = np.empty((stop - start, self.w.shape[1]), np.float32)
+        Products with the columns behind them, which are as they were, belong to the losses before; those with the ones in front to those after.
+        """
+        here = slice(start, stop)
+        moment, extra, before = self.moment[here], self.extra[here], self.delta[here].copy()
+        front, behind = moment[:, :start] @ self.delta[:start], moment[:, stop:] @ self.delta[stop:]
+        own = moment[:, here] @ before
+        slopes = front + behind + own + extra * before
+        moved = np.empty_like(before)
         for group in range(start // self.size, stop // self.size):
             part = self.columns(group)
             done = part.start - start
-            slope = self.slope[part] - self.moment[start : part.start, part].T @ moved[:done]
+            slope = slopes[done : done + self.size] - moment[:done, part].T @ moved[:done]
             old = self.back[part].copy()
             if self.fmt.scale_type is None:
                 self.refit(group, slope)
             self.round(group, slope)
             moved[done : done + self.size] = self.back[part] - old
-        self.slope -= self.moment[start:stop].T @ moved
-        self.slope[start:stop] -= self.extra[start:stop] * moved
+        after = np.subtract(self.w[here], self.back[here], out=self.delta[here])
+        sums = ((before, own + 2 * behind), (after, moment[:, here] @ after + 2 * front))
+        plain = [np.einsum("ir,ir->r", delta, seen) for delta, seen in sums]
+        return np.stack([np.stack([loss + extra[:, 0] @ np.square(delta), loss]) for (delta, _), loss in zip(sums, plain, strict=True)])
 
     def refit(self, group: int, slope: NDArray[np.float32]) -> None:
         """The group's scale of least loss, as it is stored; `slope` [size, rows] is kept up."""

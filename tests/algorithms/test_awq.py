@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from llmcomp import formats
-from llmcomp.algorithms.awq import GRID, SECOND_ORDER_GRID, Reader, choose_factors, quadratic_loss
+from llmcomp.algorithms.awq import GRID, PART, SECOND_ORDER_GRID, Reader, choose_factors, quadratic_loss
+from llmcomp.threads import Threads
 from tests.reference import awq as reference
 
 ROWS, WIDTH, TOKENS, GROUP = 48, 128, 300, 64
@@ -41,6 +42,24 @@ def test_the_quadratic_form_is_the_mean_squared_error_of_outputs() -> None:
     d = nearest(w) - w
     wanted = np.square(x.astype(np.float64) @ d.T).sum(0) / len(x)
     np.testing.assert_allclose(quadratic_loss(d, (x.T @ x / len(x)).astype(np.float32)), wanted, rtol=1e-4)
+
+
+def test_the_quadratic_form_of_many_columns() -> None:
+    rng = np.random.default_rng(0)
+    width = PART + 200
+    x, d = rng.normal(size=(300, width)).astype(np.float32), rng.normal(size=(7, width)).astype(np.float32)
+    wanted = np.square(x.astype(np.float64) @ d.T).sum(0) / len(x)
+    np.testing.assert_allclose(quadratic_loss(d, x.T @ x / np.float32(len(x))), wanted, rtol=1e-4)
+
+
+def test_threads_do_not_change_the_choice() -> None:
+    w, x = layer()
+    for one in (reader(w, x), replace(reader(w, x), quick_roundtrip=None)):
+        t, chosen = choose_factors(WIDTH, [one], np.ones(WIDTH, bool))
+        with Threads(2) as threads:
+            other, also = choose_factors(WIDTH, [one], np.ones(WIDTH, bool), each=threads.map)
+        np.testing.assert_array_equal(other, t)
+        assert also == chosen
 
 
 def test_the_choice_is_the_best_of_the_grid_by_replayed_activations() -> None:
