@@ -31,7 +31,7 @@ from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph, flat_rows
 from llmcomp.graph.sections import Section, Sections
 from llmcomp.planning import Plan, Scheme, adapters
-from llmcomp.solving import TINY, Moments, roundtrip, second_order_roundtrip, solve
+from llmcomp.solving import TINY, Moments, errors, second_order_errors, solve
 from llmcomp.threads import Threads
 
 TARGET_ROWS = 256
@@ -193,8 +193,13 @@ class _Stage:
     def _choose(
         self, folds: Sequence[Fold], weights: Mapping[str, NDArray[np.float32]], hessians: Mapping[str, NDArray[np.float32]]
     ) -> tuple[list[Chosen], Factors]:
-        # One after another, each by all threads: one fold's site may be wider than all others together.
-        found = [self._factors(fold, weights, hessians) for fold in folds]
+        # Layers of one site share their second moments, and the factors of these, which are made by all threads before these ask for them.
+        sites = {id(h): Moments(h) for h in hessians.values()}
+        moments = {name: sites[id(h)] for name, h in hessians.items()}
+        for name, one in moments.items():
+            if self.plan.folds == "awq" and self.schemes[name].rounding == "gptq":
+                one.factor(self.schemes[name].group_size, "activation", self.threads.map)
+        found = self.threads.map(lambda fold: self._factors(fold, weights, moments), folds)
         return found, make_factors(self.graph, [t for t, _ in found], folds)
 
     def read_all(self, section: Section) -> dict[str, NDArray[np.float32]]:
@@ -206,23 +211,20 @@ class _Stage:
         return np.asarray(rows, np.float32).reshape(layer.shape)
 
     def _factors(
-        self, fold: Fold, weights: Mapping[str, NDArray[np.float32]], hessians: Mapping[str, NDArray[np.float32]]
+        self, fold: Fold, weights: Mapping[str, NDArray[np.float32]], moments: Mapping[str, Moments]
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
         names = [name for name in fold.readers if name in self.seen]
         if self.plan.folds != "awq" or not names:
             sums = [(*equalize.magnitudes([weights[name][_spread(len(weights[name]))]]), fold.readers[name]) for name in names]
             return equalize.channel_factors(fold.channels, sums, fold.free), {}
         readers = []
-        # Layers of one site share their second moments, and the factors of these.
-        moments = {id(hessians[name]): Moments(hessians[name]) for name in names}
         for name in names:
-            w, scheme = weights[name], self.schemes[name]
+            w = weights[name]
             picked = np.ascontiguousarray(w[_spread(len(w))])
-            quantizers = _quantizers(scheme, moments[id(hessians[name])], self.threads)
-            readers.append(awq.Reader(picked, hessians[name], fold.readers[name], len(w) / len(picked), *quantizers))
-        quick = all(reader.quick_roundtrip for reader in readers)
-        grid = awq.GRID if quick else awq.SECOND_ORDER_GRID
-        t, (alpha, beta) = awq.choose_factors(fold.channels, readers, fold.free, grid, self.threads.map)
+            quantizers = _quantizers(self.schemes[name], moments[name])
+            readers.append(awq.Reader(picked, moments[name].hessian, fold.readers[name], len(w) / len(picked), *quantizers))
+        quick = all(reader.quick_errors for reader in readers)
+        t, (alpha, beta) = awq.choose_factors(fold.channels, readers, fold.free, awq.GRID if quick else awq.SECOND_ORDER_GRID)
         return t, {"alpha": alpha, "beta": beta}
 
     def _compress_site(
@@ -303,13 +305,10 @@ def _spread(rows: int) -> NDArray[np.int64]:
     return np.unique(np.linspace(0, rows - 1, min(rows, SAMPLED_ROWS)).astype(np.int64))
 
 
-def _quantizers(scheme: Scheme, moments: Moments, threads: Threads) -> tuple[awq.Roundtrip, awq.Roundtrip | None]:
+def _quantizers(scheme: Scheme, moments: Moments) -> tuple[awq.Errors, awq.Errors | None]:
     """By which factors are chosen: the one that will be used, and a quick one if that is slow and there is one like it."""
-    factor = moments.factor(scheme.group_size, "activation", threads.map) if scheme.rounding == "gptq" else None
+    factor = moments.factor(scheme.group_size, "activation") if scheme.rounding == "gptq" else None
     if factor is not None:
-        return partial(second_order_roundtrip, scheme, moments, factor), None
-
-    def nearest(w: NDArray[np.float32], t: NDArray[np.float32], quick: bool = False) -> NDArray[np.float32]:
-        return roundtrip(scheme, w, moments.diagonal / (t * t), quick)
-
+        return partial(second_order_errors, scheme, moments, factor), None
+    nearest = partial(errors, scheme, moments)
     return nearest, partial(nearest, quick=True)

@@ -20,8 +20,8 @@ from llmcomp import formats, kernels, planning
 from llmcomp.algorithms.awq import quadratic_loss
 from llmcomp.algorithms.cholesky import Each, in_turn
 from llmcomp.algorithms.columns import RoundColumns, round_columns
-from llmcomp.algorithms.gptq import Rounded, gptq
-from llmcomp.algorithms.hessian import Factor, Order, divided, factorize
+from llmcomp.algorithms.gptq import Rounded, gptq, gptq_errors
+from llmcomp.algorithms.hessian import Factor, Order, factorize
 from llmcomp.algorithms.refine import refine
 from llmcomp.algorithms.search import quick_estimation, scale_estimation, search
 from llmcomp.formats import CompressedWeight, Format
@@ -74,13 +74,22 @@ def roundtrip(scheme: Scheme, w: NDArray[np.float32], h: NDArray[np.float32], qu
     return kernels.roundtrip_rows(fmt, w, scheme.group_size, rule, Given(importance=np.ascontiguousarray(h, np.float32)))
 
 
-def second_order_roundtrip(
-    scheme: Scheme, moments: Moments, factor: Factor, w: NDArray[np.float32], t: NDArray[np.float32]
-) -> NDArray[np.float32]:
-    """What w [rows, in] is after second-order rounding if its inputs are those of `moments`, whose factor is given, over t [in]."""
-    start = _quantize(scheme, w, scale_estimation, moments.diagonal / (t * t))
-    found = gptq(start.format, w, divided(factor, t), scheme.group_size, *_grid(start), rounder=_rounder(start.format, w))
-    return _weight(scheme, start, found).stored().dequantize()
+def errors(
+    scheme: Scheme, moments: Moments, w: NDArray[np.float32], ts: Sequence[NDArray[np.float32]], quick: bool = False
+) -> list[NDArray[np.float32]]:
+    """For each t [in]: what w [rows, in] changes by if w t goes through `roundtrip`, for inputs of `moments` over t."""
+    return [roundtrip(scheme, w * t, moments.diagonal / (t * t), quick) / t - w for t in ts]
+
+
+def second_order_errors(
+    scheme: Scheme, moments: Moments, factor: Factor, w: NDArray[np.float32], ts: Sequence[NDArray[np.float32]]
+) -> list[NDArray[np.float32]]:
+    """As `errors`, by second-order rounding with estimated scales; `factor` is that of the moments."""
+    fmt, grids = formats.get(scheme.format), []
+    for t in ts:
+        start = _quantize(scheme, w * t, scale_estimation, moments.diagonal / (t * t))
+        grids.append((t, *_grid(start)))
+    return gptq_errors(fmt, w, factor, grids, rounder=_rounder(fmt, w.size * len(ts)))
 
 
 @dataclass(frozen=True)
@@ -177,7 +186,7 @@ def _order(scheme: Scheme, w: NDArray[np.float32], moments: Moments, threads: Th
 
 def _refined(scheme: Scheme, w: NDArray[np.float32], moments: Moments, order: Order, start: CompressedWeight) -> Rounded:
     """Second-order rounding from the scales of `start`, made better."""
-    rounder = _rounder(start.format, w)
+    rounder = _rounder(start.format, w.size)
     factor = moments.factor(formats.grouped_shape(w.shape, scheme.group_size)[-1], order)
     given = moments.hessian if factor is None else factor
     first = gptq(start.format, w, given, scheme.group_size, *_grid(start), rounder=rounder)
@@ -198,8 +207,8 @@ def _grid(weight: CompressedWeight) -> tuple[NDArray[np.float32], NDArray[np.flo
     return scale, None if weight.zero_point is None else weight.zero_point.reshape(scale.shape)
 
 
-def _rounder(fmt: Format, w: NDArray[np.float32]) -> RoundColumns:
-    return kernels.round_columns if kernels.has_columns(fmt) and w.size >= NUMPY_BELOW else round_columns
+def _rounder(fmt: Format, weights: int) -> RoundColumns:
+    return kernels.round_columns if kernels.has_columns(fmt) and weights >= NUMPY_BELOW else round_columns
 
 
 def _rows(one: CompressedWeight, start: int, stop: int) -> CompressedWeight:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcomp.algorithms.cholesky import Each, in_turn
 from llmcomp.algorithms.equalize import LIMIT, POWER, magnitudes
 from llmcomp.formats.format import TINY
 
@@ -38,8 +37,8 @@ QUIET = 1e-3
 PART = 1024
 """Columns that a quadratic form takes at a time."""
 
-Roundtrip = Callable[[NDArray[np.float32], NDArray[np.float32]], NDArray[np.float32]]
-"""(columns w * t, t [in]) -> what w * t is after rounding."""
+Errors = Callable[[NDArray[np.float32], Sequence[NDArray[np.float32]]], Sequence[NDArray[np.float32]]]
+"""(w [rows, in], several t [in]) -> for each t what w is more after rounding w * t, over t, than before."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,9 @@ class Reader:
     """[in]: the channel of each column."""
     share: float
     """How many of the weight's rows one of `w` stands for."""
-    roundtrip: Roundtrip
+    errors: Errors
     """By the quantizer that will be used."""
-    quick_roundtrip: Roundtrip | None = None
+    quick_errors: Errors | None = None
     """By one that takes less time and ranks factors almost alike."""
 
 
@@ -65,11 +64,10 @@ def choose_factors(
     readers: Sequence[Reader],
     free: NDArray[np.bool_],
     grid: Sequence[tuple[float, float]] = GRID,
-    each: Each = in_turn,
 ) -> tuple[NDArray[np.float32], tuple[float, float]]:
     """t [count] and the (alpha, beta) of the grid it was made with. Channels that are not `free` get 1; the geometric mean of the others is 1.
 
-    Where all readers have a quick quantizer it ranks the grid, FINALISTS are left for the other one. `each`: how pairs are tried.
+    Where all readers have a quick quantizer it ranks the grid, FINALISTS are left for the other one.
     """
     h, m, uses = np.zeros(count), np.zeros(count), np.zeros(count)
     for reader in readers:
@@ -84,17 +82,20 @@ def choose_factors(
     worths = [reader.share * _worth(quadratic_loss(reader.w, reader.hessian)) for reader in readers]
     tried = {pair: _factors(h, m, live, *pair) for pair in grid}
 
-    def loss(pair: tuple[float, float], quick: bool) -> float:
-        t = tried[pair]
-        return sum(float(_losses(reader, t[reader.channels], quick) @ worth) for reader, worth in zip(readers, worths, strict=True))
+    def losses(pairs: Sequence[tuple[float, float]], quick: bool) -> dict[tuple[float, float], float]:
+        total = dict.fromkeys(pairs, 0.0)
+        for reader, worth in zip(readers, worths, strict=True):
+            errors = reader.quick_errors if quick and reader.quick_errors else reader.errors
+            for pair, difference in zip(pairs, errors(reader.w, [tried[pair][reader.channels] for pair in pairs]), strict=True):
+                total[pair] += float(quadratic_loss(difference, reader.hessian) @ worth)
+        return total
 
     near = list(grid)
-    if all(reader.quick_roundtrip for reader in readers):
-        quick = dict(zip(grid, each(lambda pair: loss(pair, True), grid), strict=True))
-        near = sorted(grid, key=quick.__getitem__)[:FINALISTS]
-    left = list({grid[0]: None, **dict.fromkeys(near)})
-    losses = dict(zip(left, each(lambda pair: loss(pair, False), left), strict=True))
-    chosen = min(left, key=losses.__getitem__)
+    if all(reader.quick_errors for reader in readers):
+        ranked = losses(grid, True)
+        near = sorted(grid, key=ranked.__getitem__)[:FINALISTS]
+    left = losses(list({grid[0]: None, **dict.fromkeys(near)}), False)
+    chosen = min(left, key=left.__getitem__)
     return tried[chosen], chosen
 
 
@@ -108,13 +109,6 @@ def _factors(h: NDArray[np.float64], m: NDArray[np.float64], live: NDArray[np.bo
 def _worth(power: NDArray[np.float64]) -> NDArray[np.float64]:
     """[rows]: what an output's squared error counts."""
     return 1 / np.maximum(power, max(power.mean() * QUIET, TINY))
-
-
-def _losses(reader: Reader, t: NDArray[np.float32], quick: bool) -> NDArray[np.float64]:
-    """[rows]: d H dᵀ of rounding w with columns times t."""
-    roundtrip = reader.quick_roundtrip if quick and reader.quick_roundtrip else reader.roundtrip
-    back = roundtrip(reader.w * t, t) / t
-    return quadratic_loss(back - reader.w, reader.hessian)
 
 
 def quadratic_loss(difference: NDArray[np.float32], hessian: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -9,6 +9,7 @@ Arrays are kept with columns first, [in, rows]: a column is then one contiguous 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +84,39 @@ def gptq(
     codes = np.where(better, found, codes)
     kept = {name: np.where(better, chosen[name], values) for name, values in given.items()}
     return Rounded(_stored(codes, visited, size), *_ranges(kept), np.where(better, loss, before), before, factor.damping)
+
+
+def gptq_errors(
+    fmt: Format,
+    w: NDArray[np.float32],
+    factor: Factor,
+    grids: Sequence[tuple[NDArray[np.float32], NDArray[np.float32], NDArray[Any] | None]],
+    *,
+    rounder: RoundColumns = round_columns,
+) -> list[NDArray[np.float32]]:
+    """What w [rows, in] changes by where columns times t [in] are rounded, for inputs over t, with a scale and zero point [rows, groups, 1].
+
+    `grids`: (t, scale, zero point), which are tried side by side: rounding w t to multiples of s is rounding w to those of s / t, and what
+    columns make up for is the same in both, so that one factor in activation order serves all.
+    """
+    rows, width = w.shape
+    group_of = factor.order // (width // grids[0][1].shape[1])
+    wide = np.tile(np.ascontiguousarray(w.T, np.float32)[factor.order], len(grids))
+    each = {"scale": np.concatenate([_columns(scale, rows)[group_of] / t[factor.order, None] for t, scale, _ in grids], axis=1)}
+    zeros = [_columns(zero_point, rows)[group_of] for *_, zero_point in grids if zero_point is not None]
+    if zeros:
+        each["zero_point"] = np.concatenate(zeros, axis=1)
+    moved = np.empty_like(wide)
+    for start in range(0, width, BLOCK):
+        part = slice(start, min(start + BLOCK, width))
+        columns = factor.columns(start, part.stop)
+        state = -(columns[:, :start] @ moved[:start])
+        _, moved[part], _ = _feed(
+            fmt, wide[part], state, columns[:, part].T, {name: values[part] for name, values in each.items()}, rounder
+        )
+    whole = np.empty_like(moved)
+    whole[factor.order] = moved
+    return [np.ascontiguousarray(whole[:, i * rows : (i + 1) * rows].T) for i in range(len(grids))]
 
 
 def _round(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -28,7 +28,7 @@ class Factor:
     order: NDArray[np.intp]
     """[in]: the column that is visited k-th."""
     unit: UnitUpper
-    """R [in, in], of inputs that are not over `t`."""
+    """R [in, in]."""
     pivots: NDArray[np.float32]
     """[in], positive: what a column's error still costs when all columns after it make up for it."""
     extra: NDArray[np.float32]
@@ -36,17 +36,10 @@ class Factor:
     damping: float
     """Times the mean second moment, as it was needed."""
     by_group: bool
-    t: NDArray[np.float32] | None = None
-    """[in], in visiting order: what the inputs are over. R is not: a copy of it would cost as much memory as it does."""
 
     def columns(self, start: int, stop: int) -> NDArray[np.float32]:
-        """R[:stop, start:stop]^T, over t."""
-        found = self.unit.columns(start, stop)
-        if self.t is None:
-            return found
-        found = found * self.t[start:stop, None]
-        found /= self.t[:stop]
-        return found
+        """R[:stop, start:stop]^T."""
+        return self.unit.columns(start, stop)
 
 
 def padding(hessian: NDArray[Any], damping: float) -> NDArray[np.float64]:
@@ -85,13 +78,6 @@ def factorize(
         if found is not None:
             return Factor(p, *found, extra.astype(np.float32), strength, order == "group")
     return None
-
-
-def divided(factor: Factor, t: NDArray[np.float32]) -> Factor:
-    """The factor for inputs over t [in], positive, in the visiting order that was."""
-    own = np.asarray(t[factor.order], np.float32)
-    pivots, extra = (np.asarray(x / np.square(own), np.float32) for x in (factor.pivots, factor.extra))
-    return replace(factor, pivots=pivots, extra=extra, t=own if factor.t is None else own * factor.t)
 
 
 def losses(factor: Factor, delta: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

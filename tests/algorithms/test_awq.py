@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,6 @@ import pytest
 
 from llmcomp import formats
 from llmcomp.algorithms.awq import GRID, PART, SECOND_ORDER_GRID, Reader, choose_factors, quadratic_loss
-from llmcomp.threads import Threads
 from tests.reference import awq as reference
 
 ROWS, WIDTH, TOKENS, GROUP = 48, 128, 300, 64
@@ -29,12 +29,16 @@ def typical(magnitudes: np.ndarray) -> np.ndarray:
     return np.asarray(np.mean(magnitudes**0.25, axis=0) ** 4)
 
 
-def nearest(w: np.ndarray, _: object = None) -> np.ndarray:
+def nearest(w: np.ndarray) -> np.ndarray:
     return formats.quantize(formats.get("int4_sym"), w, GROUP).dequantize()
 
 
+def errors(w: np.ndarray, ts: Sequence[np.ndarray]) -> list[np.ndarray]:
+    return [nearest(w * t) / t - w for t in ts]
+
+
 def reader(w: np.ndarray, x: np.ndarray, share: float = 1.0) -> Reader:
-    return Reader(w, (x.T @ x / max(len(x), 1)).astype(np.float32), np.arange(WIDTH), share, nearest, nearest)
+    return Reader(w, (x.T @ x / max(len(x), 1)).astype(np.float32), np.arange(WIDTH), share, errors, errors)
 
 
 def test_the_quadratic_form_is_the_mean_squared_error_of_outputs() -> None:
@@ -52,16 +56,6 @@ def test_the_quadratic_form_of_many_columns() -> None:
     np.testing.assert_allclose(quadratic_loss(d, x.T @ x / np.float32(len(x))), wanted, rtol=1e-4)
 
 
-def test_threads_do_not_change_the_choice() -> None:
-    w, x = layer()
-    for one in (reader(w, x), replace(reader(w, x), quick_roundtrip=None)):
-        t, chosen = choose_factors(WIDTH, [one], np.ones(WIDTH, bool))
-        with Threads(2) as threads:
-            other, also = choose_factors(WIDTH, [one], np.ones(WIDTH, bool), each=threads.map)
-        np.testing.assert_array_equal(other, t)
-        assert also == chosen
-
-
 def test_the_choice_is_the_best_of_the_grid_by_replayed_activations() -> None:
     w, x = layer()
     t, chosen = choose_factors(WIDTH, [reader(w, x)], np.ones(WIDTH, bool))
@@ -75,7 +69,7 @@ def test_the_choice_is_the_best_of_the_grid_by_replayed_activations() -> None:
 
 def test_without_a_quick_quantizer_all_of_another_grid_is_tried() -> None:
     w, x = layer()
-    one = replace(reader(w, x), quick_roundtrip=None)
+    one = replace(reader(w, x), quick_errors=None)
     _, chosen = choose_factors(WIDTH, [one], np.ones(WIDTH, bool), SECOND_ORDER_GRID)
     h, m = np.square(x, dtype=np.float64).mean(0), typical(np.abs(w).astype(np.float64))
     errors = {pair: reference.output_error(w, x, reference.factors(h, m, *pair), nearest) for pair in SECOND_ORDER_GRID}
@@ -115,7 +109,7 @@ def test_little_data_is_no_trouble(tokens: int) -> None:
 def test_grouped_channels_take_one_factor_for_several_columns() -> None:
     w, x = layer()
     channels = np.arange(WIDTH) // 2
-    one = Reader(w, (x.T @ x / len(x)).astype(np.float32), channels, 1.0, nearest, nearest)
+    one = Reader(w, (x.T @ x / len(x)).astype(np.float32), channels, 1.0, errors, errors)
     t, (alpha, beta) = choose_factors(WIDTH // 2, [one], np.ones(WIDTH // 2, bool))
     h = np.square(x, dtype=np.float64).mean(0).reshape(-1, 2).mean(1)
     m = typical(np.abs(w).astype(np.float64).reshape(ROWS, -1, 2).swapaxes(1, 2).reshape(-1, WIDTH // 2))

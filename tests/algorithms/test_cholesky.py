@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from llmcomp.algorithms import hessian
 from llmcomp.algorithms.cholesky import PANEL, UnitUpper, decompose
-from llmcomp.algorithms.hessian import divided, factorize
 from llmcomp.threads import Threads
 from tests.algorithms.hessians import inputs, moments
 
@@ -59,31 +57,3 @@ def test_columns_are_the_same_across_panels() -> None:
     r = found[0].columns(0, width).T
     for start, stop in ((0, 64), (PANEL - 40, PANEL + 40), (PANEL, 2 * PANEL), (100, 2 * PANEL + 20), (width - 1, width)):
         np.testing.assert_array_equal(found[0].columns(start, stop), r[:stop, start:stop].T)
-
-
-def test_divided_inputs_have_a_divided_factor() -> None:
-    h = moments(inputs(PANEL + 88, 2 * PANEL)).astype(np.float64)
-    t = np.exp(np.random.default_rng(2).normal(size=len(h))).astype(np.float32)
-    factor = factorize(h, 64)
-    assert factor is not None
-    found = divided(factor, t)
-    order = factor.order
-    extra = np.diag(np.asarray(found.extra, np.float64))
-    r = found.columns(0, len(h)).T.astype(np.float64)
-    want = (h / t / t[:, None])[order][:, order] + extra
-    scale = np.sqrt(np.outer(np.diagonal(want), np.diagonal(want)))
-    np.testing.assert_allclose((r * found.pivots) @ r.T / scale, want / scale, atol=2e-6)
-    assert found.unit is factor.unit
-    twice = divided(divided(factor, t), t)
-    np.testing.assert_allclose(twice.columns(40, 90), divided(factor, t * t).columns(40, 90), rtol=1e-5)
-
-
-def test_losses_of_divided_inputs_are_those_of_multiplied_errors() -> None:
-    h = moments(inputs(PANEL + 88, 2 * PANEL))
-    rng = np.random.default_rng(3)
-    t, delta = np.exp(rng.normal(size=len(h))).astype(np.float32), rng.normal(size=(len(h), 5)).astype(np.float32)
-    factor = factorize(h, 64)
-    assert factor is not None
-    own = t[factor.order, None]
-    for found, want in zip(hessian.losses(divided(factor, t), delta * own), hessian.losses(factor, delta), strict=True):
-        np.testing.assert_allclose(found, want, rtol=1e-4)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llmcomp import formats
-from llmcomp.algorithms.gptq import Rounded, gptq
+from llmcomp.algorithms.gptq import Rounded, gptq, gptq_errors
 from llmcomp.algorithms.hessian import DAMPING, Order, factorize
 from tests.algorithms.hessians import decoded, given, hard, inputs, moments, plain, weights
 from tests.reference import gptq as reference
@@ -43,6 +43,24 @@ def test_activation_order_gives_the_paper_s_weights(name: str) -> None:
     same = np.isclose(back(name, found), want, rtol=1e-5, atol=1e-9).all(axis=1)
     assert (same | ~kept).sum() >= len(w) - 1
     np.testing.assert_allclose(found.loss[kept & same], reference.loss(w, want, h)[kept & same], rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["int4_sym", "int4_asym", "nf4", "mxfp4", "nvfp4"])
+def test_columns_with_factors_change_by_what_the_textbook_changes_the_products_by(name: str) -> None:
+    fmt, w, h = formats.get(name), weights(), moments(inputs())
+    size = formats.grouped_shape(w.shape, fmt.group_size)[-1]
+    factor = factorize(h, size)
+    assert factor is not None
+    ts = [np.ones(w.shape[1], np.float32), np.exp(np.random.default_rng(7).normal(size=w.shape[1])).astype(np.float32)]
+    grids = [given(fmt, w * t, h / np.outer(t, t)) for t in ts]
+    found = gptq_errors(fmt, w, factor, [(t, grid["scale"], grid.get("zero_point")) for t, grid in zip(ts, grids, strict=True)])
+    for t, grid, one in zip(ts, grids, found, strict=True):
+        dampened = reference.damped(h, DAMPING) / np.outer(t, t)
+        want = reference.in_order(fmt, w * t, dampened, factor.order, size, flat(grid["scale"]), flat(grid.get("zero_point")))
+        # As above: a tie takes the rest of its row along.
+        same = np.isclose(w + one, want / t, rtol=1e-4, atol=1e-7).all(axis=1)
+        assert same.sum() >= len(w) - 2
+    assert np.abs(found[0] - found[1]).max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ["int4_sym", "int4_asym", "int2_sym", "nf4", "fp8_e4m3", "mxfp4", "nvfp4"])

@@ -29,8 +29,14 @@ def by_activation(
     fmt: formats.Format, w: np.ndarray, h: np.ndarray, size: int, scale: np.ndarray, zero_point: np.ndarray | None, damping: float
 ) -> np.ndarray:
     """Rounded weights [rows, in] with scales [rows, groups]: columns by descending second moment, errors pushed on by the inverse's factor."""
-    order = np.argsort(-np.diag(h), kind="stable")
-    inverse = np.linalg.inv(damped(h, damping)[np.ix_(order, order)])
+    return in_order(fmt, w, damped(h, damping), np.argsort(-np.diag(h), kind="stable"), size, scale, zero_point)
+
+
+def in_order(
+    fmt: formats.Format, w: np.ndarray, h: np.ndarray, order: np.ndarray, size: int, scale: np.ndarray, zero_point: np.ndarray | None
+) -> np.ndarray:
+    """The same for columns in any order and an H that is damped already."""
+    inverse = np.linalg.inv(h[np.ix_(order, order)])
     upper = np.linalg.cholesky(inverse).T
     left, back = np.float64(w)[:, order], np.empty(w.shape)
     for i, column in enumerate(order):
