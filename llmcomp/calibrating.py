@@ -36,6 +36,8 @@ from llmcomp.threads import Threads
 
 TARGET_ROWS = 256
 """Rows whose targets are solved for together."""
+FOLD_TOKENS = 2048
+"""Tokens by which AWQ chooses factors where layers are compressed in turn, or as many as a site has inputs: all would cost a second pass."""
 SAMPLED_ROWS = 64
 """Rows of a weight by which the factors of a fold are chosen."""
 Check = Callable[[Layer, NDArray[Any]], None]
@@ -153,13 +155,9 @@ class _Stage:
     def compress_in_turn(self, runner: Runner, section: Section, folds: Sequence[Fold]) -> list[Chosen]:
         """As `compress`, for inputs that the layers before have given as they are after compression, in this section, too."""
         weights, by_name = self.read_all(section), {layer.name: layer for layer in section.layers}
-        if self.plan.folds == "awq" and folds:
-            hessians = _by_layer(section.sites, runner.open(section).observe(weights, moments_only=True))
-            found, factors = self._choose(folds, weights, hessians)
-            del hessians
-        else:
-            found, factors = self._choose(folds, weights, {})
         opened, stream = SegmentedSection(runner, section), Stream(runner.hidden)
+        asked = folds if self.plan.folds == "awq" else []
+        found, factors = self._choose(folds, weights, opened.observe(weights, FOLD_TOKENS) if asked else {})
         floats = Stream(self.floats) if self.plan.target_correction else None
         for one in (stream, floats):
             if one is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import repeat
+from itertools import accumulate, repeat
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ Values = dict[str, NDArray[Any]]
 
 
 class Stream:
-    """What one model has computed of a section so far: of each batch the values that are still read."""
+    """What one model has computed of a section so far: of each batch, or of the first ones, the values that are still read."""
 
     def __init__(self, hidden: Sequence[NDArray[np.float32]]) -> None:
         self.batches: list[Values] = [{HIDDEN: x} for x in hidden]
@@ -43,6 +44,18 @@ class SegmentedSection:
     def alone(self, site: int) -> list[str]:
         """Layers of a site whose outputs are not added to anything."""
         return [name for name in self.sites[site] if name not in self._segments.parts[site + 1].sums]
+
+    def observe(self, weights: Weights, tokens: int) -> dict[str, NDArray[np.float32]]:
+        """H [in, in] of each layer that reads a site with these weights in the section, from the first batches that hold so many tokens, or as
+        many as the widest site has inputs."""
+        found: dict[str, NDArray[np.float32]] = {}
+        wanted = max(tokens, *(weights[names[0]].shape[-1] for names in self.sites))
+        held = list(accumulate(batch.size for batch in self.runner.batches))
+        stream = Stream(self.runner.hidden[: bisect_left(held, wanted) + 1])
+        for segment, names in enumerate(self.sites):
+            self.advance(segment, stream, weights)
+            found |= dict.fromkeys(names, self.moments(segment, stream))
+        return found
 
     def advance(self, segment: int, stream: Stream, weights: Weights) -> None:
         """Run a segment with these weights."""
@@ -97,7 +110,7 @@ class SegmentedSection:
             return
         wanted = {port.get_any_name() for port in request.model_inputs}
         given = {name: w for name, w in oriented(self.section.layers, weights).items() if name in wanted}
-        for batch, values in zip(self.runner.batches, stream.batches, strict=True):
+        for batch, values in zip(self.runner.batches, stream.batches, strict=False):
             ambient = self.runner.ambient((batch.shape[0], batch.shape[1]))
             feed: dict[str, Any] = {name: ambient[name] for name in self.section.ambient if name in wanted}
             feed |= {name: self._shaped(values[name]) if name == HIDDEN else values[name] for name in part.takes}

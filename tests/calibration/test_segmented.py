@@ -80,3 +80,21 @@ def test_a_layer_in_front_of_the_residual_is_told_what_the_residual_lost(tmp_pat
         w = weights["model.layers.0.self_attn.o_proj"]
         drift = (x - given) @ w.T + np.concatenate([d.reshape(-1, d.shape[-1]) for d in lost])
         np.testing.assert_allclose(found, drift.T @ given / len(given), rtol=1e-3, atol=1e-5)
+
+
+def test_factors_are_chosen_by_a_part_of_the_tokens_but_no_fewer_than_inputs(tmp_path: Path) -> None:
+    save("llama", tmp_path / "m")
+    graph = open_graph(tmp_path / "m")
+    sections = divide(graph, lambda layer: "MatMul" in layer.ops)
+    widest = max(layer.shape[-1] for layer in sections.parts[1].layers)
+    rng = np.random.default_rng(0)
+    with Runner(sections, [rng.integers(1, 96, n) for n in (widest - 8, 40, 20)], tmp_path) as runner:
+        weights = float_weights(graph, sections, runner.used_ids())
+        runner.start(weights)
+        opened, before = SegmentedSection(runner, sections.parts[1]), [x.copy() for x in runner.hidden]
+        for tokens, rows in ((1, 2), (widest + 32, 2), (widest + 33, 3), (10**6, 3)):
+            stream, found = Stream(runner.hidden[:rows]), opened.observe(weights, tokens)
+            for site, names in enumerate(opened.sites):
+                opened.advance(site, stream, weights)
+                assert all(np.array_equal(found[name], opened.moments(site, stream)) for name in names)
+        assert all(np.array_equal(x, y) for x, y in zip(runner.hidden, before, strict=True)), "the hidden states stay where they are"
