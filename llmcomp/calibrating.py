@@ -222,7 +222,8 @@ class _Stage:
             quantizers = _quantizers(self.schemes[name], moments[name])
             readers.append(awq.Reader(picked, moments[name].hessian, fold.readers[name], len(w) / len(picked), *quantizers))
         quick = all(reader.quick_errors for reader in readers)
-        t, (alpha, beta) = awq.choose_factors(fold.channels, readers, fold.free, awq.GRID if quick else awq.SECOND_ORDER_GRID)
+        grid, gain = (awq.GRID, 0.0) if quick else (awq.SECOND_ORDER_GRID, awq.SECOND_ORDER_GAIN)
+        t, (alpha, beta) = awq.choose_factors(fold.channels, readers, fold.free, grid, gain)
         return t, {"alpha": alpha, "beta": beta}
 
     def _compress_site(

@@ -68,7 +68,7 @@ class Moments:
 def roundtrip(scheme: Scheme, w: NDArray[np.float32], h: NDArray[np.float32], quick: bool = False) -> NDArray[np.float32]:
     """What w [rows, in] is after rounding to nearest with the scheme's scales, or `quick` with nearly these; h [in] the second moment of each
     input."""
-    fmt, rule = formats.get(scheme.format), RULES.get(scheme.rule, scheme.rule)
+    fmt, rule = formats.get(scheme.format), _rule(scheme)
     if quick and not isinstance(rule, str):
         rule = quick_estimation
     return kernels.roundtrip_rows(fmt, w, scheme.group_size, rule, Given(importance=np.ascontiguousarray(h, np.float32)))
@@ -84,10 +84,10 @@ def errors(
 def second_order_errors(
     scheme: Scheme, moments: Moments, factor: Factor, w: NDArray[np.float32], ts: Sequence[NDArray[np.float32]]
 ) -> list[NDArray[np.float32]]:
-    """As `errors`, by second-order rounding with estimated scales; `factor` is that of the moments."""
+    """As `errors`, by second-order rounding; `factor` is that of the moments."""
     fmt, grids = formats.get(scheme.format), []
     for t in ts:
-        start = _quantize(scheme, w * t, scale_estimation, moments.diagonal / (t * t))
+        start = _quantize(scheme, w * t, _rule(scheme), moments.diagonal / (t * t))
         grids.append((t, *_grid(start)))
     return gptq_errors(fmt, w, factor, grids, rounder=_rounder(fmt, w.size * len(ts)))
 
@@ -162,9 +162,8 @@ def _compressed(
     scheme: Scheme, w: NDArray[np.float32], target: NDArray[np.float32], moments: Moments, order: Order | None
 ) -> tuple[CompressedWeight, CompressedWeight]:
     """The target as asked, with second-order rounding in this order, and w plainly rounded."""
-    rule, best_rule = scheme.rule if order is None else planning.SCALE_ESTIMATION, formats.get(scheme.format).best_rule
-    weight = _quantize(scheme, target, RULES.get(rule, rule), moments.diagonal)
-    plain = _quantize(scheme, w, best_rule, moments.diagonal)
+    weight = _quantize(scheme, target, _rule(scheme), moments.diagonal)
+    plain = _quantize(scheme, w, formats.get(scheme.format).best_rule, moments.diagonal)
     if order is not None:
         weight = _weight(scheme, weight, _refined(scheme, target, moments, order, weight))
     return weight, plain
@@ -179,7 +178,7 @@ def _order(scheme: Scheme, w: NDArray[np.float32], moments: Moments, threads: Th
         moments.factor(formats.grouped_shape(w.shape, scheme.group_size)[-1], order, threads.map)
     if len(orders) == 1:
         return orders[0]
-    start = _quantize(scheme, w, scale_estimation, moments.diagonal)
+    start = _quantize(scheme, w, _rule(scheme), moments.diagonal)
     losses = threads.map(lambda order: float(_refined(scheme, w, moments, order, start).loss.sum()), orders)
     return orders[int(np.argmin(losses))]
 
@@ -238,6 +237,11 @@ def _joined(pieces: Sequence[CompressedWeight], shape: tuple[int, ...]) -> Compr
     zero_point = None if pieces[0].zero_point is None else np.concatenate([one.zero_point for one in pieces])
     codes, scale = np.concatenate([one.codes for one in pieces]), np.concatenate([one.scale for one in pieces])
     return replace(pieces[0], shape=shape, codes=codes, scale=scale, zero_point=zero_point)
+
+
+def _rule(scheme: Scheme) -> Any:
+    """A rule of the format by its name, or a function that finds scales."""
+    return RULES.get(scheme.rule, scheme.rule)
 
 
 def _quantize(scheme: Scheme, w: NDArray[np.float32], rule: Any, importance: NDArray[np.float32]) -> CompressedWeight:

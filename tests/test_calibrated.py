@@ -103,6 +103,16 @@ def test_columns_are_made_alike_before_any_calibrated_rounding(source: Path, tmp
     assert errors[0] != pytest.approx(errors[1], rel=1e-3)
 
 
+def test_second_order_rounding_starts_from_the_scales_that_the_report_names(source: Path, tmp_path: Path) -> None:
+    models, rules = {}, {}
+    for name, asked in {"own": {}, "estimated": {"scale_estimation": True}, "minmax": {"scale_rule": "minmax"}}.items():
+        report = run(source, tmp_path / name, gptq=True, **asked)
+        rules[name] = {layer["rule"] for layer in report["layers"] if layer["rounding"] == "gptq"}
+        models[name] = (tmp_path / name / "openvino_model.bin").read_bytes()
+    assert rules == {"own": {"scale_estimation"}, "estimated": {"scale_estimation"}, "minmax": {"minmax"}}
+    assert models["own"] == models["estimated"] != models["minmax"]
+
+
 def test_with_the_target_corrected_the_layers_make_up_for_each_other(source: Path, tmp_path: Path) -> None:
     losses = {}
     for on in (False, True):

@@ -27,6 +27,8 @@ GRID = (
 """The first leaves the weights as they are, so that no choice is worse than that."""
 SECOND_ORDER_GRID = ((0.0, 0.0), (0.0, 0.5), (0.0, 0.75), (0.125, 0.75))
 """What helps where columns make up for each other's errors, so that large inputs need less: of nine pairs these four were taken in 9 of 10 folds."""
+SECOND_ORDER_GAIN = 0.05
+"""Share of the loss that factors must save there: less is lost again on other text (evaluation/LOG.md)."""
 SMALLEST = 1e-4
 """Least h and m, relative to their largest: channels that hardly occurred must not be scaled to nothing."""
 FINALISTS = 2
@@ -64,10 +66,12 @@ def choose_factors(
     readers: Sequence[Reader],
     free: NDArray[np.bool_],
     grid: Sequence[tuple[float, float]] = GRID,
+    gain: float = 0.0,
 ) -> tuple[NDArray[np.float32], tuple[float, float]]:
     """t [count] and the (alpha, beta) of the grid it was made with. Channels that are not `free` get 1; the geometric mean of the others is 1.
 
-    Where all readers have a quick quantizer it ranks the grid, FINALISTS are left for the other one.
+    Where all readers have a quick quantizer it ranks the grid, FINALISTS are left for the other one. The first pair, which leaves the weights as
+    they are, stays unless another saves more than `gain` of its loss.
     """
     h, m, uses = np.zeros(count), np.zeros(count), np.zeros(count)
     for reader in readers:
@@ -95,7 +99,7 @@ def choose_factors(
         ranked = losses(grid, True)
         near = sorted(grid, key=ranked.__getitem__)[:FINALISTS]
     left = losses(list({grid[0]: None, **dict.fromkeys(near)}), False)
-    chosen = min(left, key=left.__getitem__)
+    chosen = min(left, key=lambda pair: left[pair] * (1 - gain if pair == grid[0] else 1))
     return tried[chosen], chosen
 
 

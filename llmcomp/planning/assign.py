@@ -135,7 +135,8 @@ class Planner:
         """The rule for a layer of this format: the asked one for the main format, the format's best for all others."""
         if name in FLOATS:
             return "minmax"
-        if self.options.scale_estimation and self.calibrates(name):
+        estimated = self.options.scale_estimation or (self.options.gptq and self.options.scale_rule == "auto")
+        if estimated and self.calibrates(name):
             return SCALE_ESTIMATION
         known = name in self.ruled and self.options.scale_rule in known_rules(name)
         return self.options.scale_rule if known else formats.get(name).best_rule

@@ -76,6 +76,16 @@ def test_without_a_quick_quantizer_all_of_another_grid_is_tried() -> None:
     assert chosen == min(errors, key=errors.__getitem__)
 
 
+def test_what_saves_too_little_leaves_the_weights_as_they_are() -> None:
+    w, x = layer()
+    h, m = np.square(x, dtype=np.float64).mean(0), typical(np.abs(w).astype(np.float64))
+    errors = {pair: reference.output_error(w, x, reference.factors(h, m, *pair), nearest) for pair in GRID}
+    saved = 1 - min(errors.values()) / errors[GRID[0]]
+    for gain, kept in ((0.9 * saved, False), (1.1 * saved, True)):
+        t, chosen = choose_factors(WIDTH, [replace(reader(w, x), quick_errors=None)], np.ones(WIDTH, bool), gain=gain)
+        assert (chosen == GRID[0]) == kept == bool((t == 1).all())
+
+
 def test_two_readers_share_one_choice() -> None:
     (w, x), (other, _) = layer(), layer(1)
     t, chosen = choose_factors(WIDTH, [reader(w, x), reader(other, x)], np.ones(WIDTH, bool))
