@@ -9,7 +9,7 @@ import pytest
 from llmcomp.graph.layer import Layer
 from llmcomp.options import ExportOptions
 from llmcomp.planning import Measured, Plan
-from llmcomp.planning.budget import CALIBRATED, EQUALIZED, PLAIN, SECOND_ORDER, ladder
+from llmcomp.planning.budget import CALIBRATED, CORRECTED, EQUALIZED, PLAIN, SECOND_ORDER, ladder
 from llmcomp.planning.measured import MeasuredLayer
 from tests.planning.layers import layer, model
 
@@ -54,7 +54,13 @@ def test_a_rule_a_router_and_what_was_not_measured_leave_no_choice() -> None:
 
 @pytest.mark.parametrize(
     ("methods", "share"),
-    [({"folds": "none"}, PLAIN), ({}, EQUALIZED), ({"awq": True}, CALIBRATED), ({"awq": True, "gptq": True}, SECOND_ORDER)],
+    [
+        ({"folds": "none"}, PLAIN),
+        ({}, EQUALIZED),
+        ({"awq": True}, CALIBRATED),
+        ({"awq": True, "gptq": True}, SECOND_ORDER),
+        ({"gptq": True, "target_correction": True}, CORRECTED),
+    ],
 )
 def test_what_helps_low_bits_counts_for_matrices_alone(methods: dict[str, object], share: float) -> None:
     layers = model(1)
