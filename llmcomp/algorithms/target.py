@@ -37,7 +37,8 @@ def factorized(hessian: NDArray[Any], damping: float = DAMPING) -> NDArray[np.fl
 def corrected(
     w: NDArray[np.float32], pull: NDArray[np.float32], factor: NDArray[np.float32], strength: float = STRENGTH
 ) -> NDArray[np.float32]:
-    """w [rows, in] moved by `strength` times the way to W*, for P [rows, in] and the factor of H^."""
+    """w [rows, in] moved by `strength` times the way to W*, for P [rows, in] and the factor of H^. Rows of zeros, which every format keeps
+    exactly, stay."""
     moved, failed = spotrs(factor, np.asfortranarray(pull.T), lower=1)
     assert not failed
-    return np.asarray(w + np.float32(strength) * moved.T, np.float32)
+    return np.asarray(w + w.any(1, keepdims=True) * np.float32(strength) * moved.T, np.float32)

@@ -62,3 +62,11 @@ def test_inputs_that_break_second_order_methods_give_finite_targets(kind: str) -
 
 def test_moments_that_cannot_be_factorized_are_told() -> None:
     assert factorized(np.array([[1, 5], [5, 1]], np.float32), 0.1) is None
+
+
+def test_rows_of_zeros_stay() -> None:
+    w, x = weights().copy(), inputs()
+    w[2] = 0
+    given = x + 0.1 * x.std() * np.random.default_rng(4).normal(size=x.shape)
+    found = aimed(w, x @ w.T + given[:, :1], given, 0.5)
+    assert not found[2].any() and (found[[0, 1]] != w[[0, 1]]).any(1).all()
