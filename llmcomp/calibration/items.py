@@ -71,13 +71,22 @@ def _item(value: Any, where: str, column: str) -> Item | None:
         check_text(value, where)
         text = value.strip("\r\n")
         return Text(text) if text.strip() else None
-    if isinstance(value, list) and all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in value):
+    if isinstance(value, list) and all(_is_message(m) for m in value):
         # Tables have every key in every message, null where a message has no such thing.
         return Chat([{k: v for k, v in m.items() if v is not None or k == "content"} for m in value], where)
     kind = "a list of something else" if isinstance(value, list) else f"of type {type(value).__name__}"
     raise CalibrationError(
         where, f"column {column!r} is neither a text nor a list of messages with role and content, but {kind}", "Mend the data"
     )
+
+
+def _is_message(value: Any) -> bool:
+    """A role, and a content: text, parts, or none beside something else that is said, as in a call of a tool."""
+    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
+        return False
+    content = value.get("content")
+    others = [key for key, one in value.items() if key not in ("role", "content") and one is not None]
+    return isinstance(content, str | list) or (content is None and bool(others))
 
 
 def check_text(text: str, where: str) -> None:

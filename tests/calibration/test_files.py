@@ -101,6 +101,8 @@ def test_a_conversation_is_a_row(tmp_path: Path) -> None:
         ("[" * 100_000, "line 3: it is not JSON"),
         ('"a"', "line 3: it is not a JSON object"),
         ('{"txet": "a"}', "line 3: no column 'text' among txet"),
+        ('{"text": [{"role": "user"}]}', "line 3: column 'text' is neither a text nor a list of messages with role and content"),
+        ('{"text": [{"role": "user", "content": 5}]}', "line 3: column 'text' is neither"),
         ('{"text": 5}', "line 3: column 'text' is neither a text nor a list of messages.* but of type int"),
         ('{"text": [{"from": "human", "value": "a"}]}', "line 3: .* but a list of something else"),
         ('{"text": "a\\ud800"}', "line 3: character 1 of its text is half of one"),
