@@ -187,6 +187,7 @@ def test_a_dry_run_says_what_it_leaves_out(source: Path, tmp_path: Path) -> None
         ({"awq": True, "folds": "none"}, "--folds none"),
         ({"scale_estimation": True, "scale_rule": "minmax"}, "picks the scales"),
         ({"scale_estimation": True, "target_correction": True}, "second-order rounding"),
+        ({"target_correction": True}, "Add --gptq"),
         ({}, "looks at data"),
     ],
 )

@@ -100,6 +100,8 @@ def check_options(options: ExportOptions) -> None:
             f"with ratio {options.ratio:g} and {main} no layers are ranked",
             "Give a --ratio between 0 and 1 or a budget, or leave it out",
         )
+    if options.target_correction and not options.gptq:
+        raise OptionError("--target-correction", "it changes what second-order rounding aims at", "Add --gptq, or leave it out")
     if options.dataset is not None and not asked and options.plan is None and not needs_data(options):
         raise OptionError(
             "--dataset",
@@ -112,8 +114,6 @@ def check_options(options: ExportOptions) -> None:
         raise OptionError("--awq", "it moves factors between weights, which --folds none forbids", "Leave one of them out")
     if options.scale_estimation and options.scale_rule not in ("auto", SCALE_ESTIMATION):
         raise OptionError("--scale-estimation", f"--scale-rule {options.scale_rule} picks the scales", "Leave one of them out")
-    if options.target_correction and not options.gptq:
-        raise OptionError("--target-correction", "it changes what second-order rounding aims at", "Add --gptq, or leave it out")
     named = {main, *(resolve(override.format, options.sym) for override in options.overrides)}
     if options.codebook_scope != "tensor" and formats.ADAPTIVE not in named:
         raise OptionError(
