@@ -202,9 +202,10 @@ class Budgeting:
                 choice, size, cost, proven = solved.choice, now, solved.cost, solved.proven and other == before
             if other == before:
                 break
-        gap = 0.0 if proven else max(0.0, cost - bound)
+        # Bounds of earlier rounds were for room that there is not.
+        bound = cost if proven else min(bound, cost)
         return self._budgeted(
-            choice, self._unit(size), cost * self.interaction, min(bound, cost) * self.interaction, gap * self.interaction
+            choice, self._unit(size), cost * self.interaction, bound * self.interaction, (cost - bound) * self.interaction
         )
 
     def _smallest(self) -> tuple[list[int], int]:
