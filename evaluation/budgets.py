@@ -94,9 +94,10 @@ def peers(a: argparse.Namespace, found: dict[str, dict[str, Any]]) -> Iterator[t
     for metric in METRICS:
         for switch in ("", " all"):
             ratios = [tenths / 10 for tenths in range(1, 11 if metric == METRICS[0] else 10)]
-            own = {ratio: found[f"ratio {metric} {ratio:g}{switch}"].get("bytes", 0) for ratio in ratios}
-            limits = [1.01 * found[f"budget {bpw:g}"]["bytes"] for bpw in a.bpw]
-            near = {min((r for r in ratios if own[r] <= limit), default=None) for limit in limits}
+            # What failed has no bytes and is next to nothing.
+            own = {r: row["bytes"] for r in ratios if "bytes" in (row := found[f"ratio {metric} {r:g}{switch}"])}
+            limits = [1.01 * row["bytes"] for bpw in a.bpw if "bytes" in (row := found[f"budget {bpw:g}"])]
+            near = {min((r for r in own if own[r] <= limit), default=None) for limit in limits}
             for ratio in ratios:
                 if a.peer == "all" or ratio in near:
                     given = [str(fp16_of(a)), "{out}", a.format, a.group, ratio, metric, bool(switch), rows]

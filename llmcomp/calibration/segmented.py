@@ -49,7 +49,7 @@ class SegmentedSection:
         """H [in, in] of each layer that reads a site with these weights in the section, from the first batches that hold so many tokens, or as
         many as the widest site has inputs."""
         found: dict[str, NDArray[np.float32]] = {}
-        wanted = max(tokens, *(weights[names[0]].shape[-1] for names in self.sites))
+        wanted = max([tokens, *(weights[names[0]].shape[-1] for names in self.sites)])
         held = list(accumulate(batch.size for batch in self.runner.batches))
         stream = Stream(self.runner.hidden[: bisect_left(held, wanted) + 1])
         for segment, names in enumerate(self.sites):
