@@ -33,6 +33,8 @@ EVALUATIONS = 4
 """Models that are judged for a loss."""
 CLOSE = 0.8
 """Share of the allowed loss from which on no smaller model is looked for."""
+LARGE = 0.99
+"""Share of a size below which a plan is said not to need it."""
 SAFE = 0.9
 """Share of the allowed loss that the last model to be judged aims at if none has held it before."""
 
@@ -149,8 +151,10 @@ class Budgeting:
 
     @property
     def _name(self) -> str:
-        value = getattr(self.options, self.kind)
-        return f"--{self.kind.replace('_', '-')} {value:g}" if isinstance(value, float) else f"--{self.kind.replace('_', '-')} {value}"
+        value, flag = getattr(self.options, self.kind), f"--{self.kind.replace('_', '-')}"
+        return (
+            f"{flag} {value:g}" if isinstance(value, float) else f"{flag} {value}" if isinstance(value, str) else f"{flag} {value:,} bytes"
+        )
 
     def _limit(self) -> Any:
         """Bytes, or nats, that must not be exceeded."""
@@ -254,6 +258,8 @@ class Budgeting:
         plan, told, unknown = self.found.plan(choice), [], self.found.unknown
         if unknown:
             told.append(f"{len(unknown)} layers keep what they have without a budget, as their loss was not measured: {unknown[0]} for one")
+        if self.kind != "max_loss" and nats <= self._least_nats * self.interaction and reached < LARGE * self._unit(self.limit):
+            told.append(f"{self._name}: the best that the candidates make takes no more; measure more precise ones to use the rest")
         if self.kind == "max_loss" and self._least_nats * self.interaction > self.limit:
             told.append(f"{self._name}: no plan is predicted to keep it; this one is predicted to lose least")
         return plan.model_copy(update={"budget": budget, "notes": tuple(told)})

@@ -2,7 +2,7 @@
 
 comes in: a graph, a plan, its folds, token rows
 goes out: Factors for all folds, and each calibrated layer compressed, handed on as soon as it is ready
-may import: adapting, algorithms, calibration, fitting, formats, graph, planning, solving, threads
+may import: adapting, algorithms, calibration, errors, fitting, formats, graph, planning, solving, threads
 read first: this file, then calibration/runner.py
 """
 
@@ -23,6 +23,7 @@ from llmcomp.algorithms import awq, equalize, target
 from llmcomp.calibration.runner import Runner, first_weights
 from llmcomp.calibration.segmented import SegmentedSection, Stream
 from llmcomp.calibration.statistics import SiteStatistics
+from llmcomp.errors import CalibrationError
 from llmcomp.fitting import fit_table
 from llmcomp.formats import ADAPTIVE
 from llmcomp.graph.factors import Factors, make_factors
@@ -58,6 +59,8 @@ class Calibrated:
     """A line for the report on each fold."""
     layers: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Layer name -> loss: mean squared error of its outputs relative to their power; plain_loss: that of plain rounding; kept: which was taken."""
+    unmoved: list[str] = field(default_factory=list)
+    """Layers that have read nothing but zeros: the data says nothing of them."""
 
 
 def calibrate(
@@ -77,6 +80,7 @@ def calibrate(
 
     Raises:
         NonFiniteWeightError: a weight holds NaN or Inf, by `check`.
+        CalibrationError: what a layer reads is beyond float32.
     """
     chosen: dict[int, NDArray[np.float32]] = {}
     told: dict[int, dict[str, Any]] = {}
@@ -91,7 +95,7 @@ def calibrate(
                 chosen[place], told[place] = t, {**_describe(folds[place]), **line}
     order = range(len(folds))
     factors = make_factors(graph, [chosen[i] for i in order], folds)
-    return Calibrated(factors, [told[i] for i in order], stage.told)
+    return Calibrated(factors, [told[i] for i in order], stage.told, stage.unmoved)
 
 
 def input_power(
@@ -134,6 +138,8 @@ class _Stage:
         self.seen = {name for section in sections.parts for names in section.sites for name in names}
         """Layers that read a site."""
         self.told: dict[str, dict[str, Any]] = {}
+        self.unmoved: list[str] = []
+        """Layers that have read nothing but zeros."""
         self.second_order = any(scheme.rounding == "gptq" for scheme in self.schemes.values())
         """Only then layers are given what the layers before them have become."""
         self.floats: list[NDArray[np.float32]] = []
@@ -193,6 +199,8 @@ class _Stage:
     ) -> tuple[list[Chosen], Factors]:
         # Layers of one site share their second moments, and the factors of these, which are made by all threads before these ask for them.
         sites = {id(h): Moments(h) for h in hessians.values()}
+        for name, h in hessians.items():
+            _check_inputs(name, h)
         moments = {name: sites[id(h)] for name, h in hessians.items()}
         for name, one in moments.items():
             if self.plan.folds == "awq" and self.schemes[name].rounding == "gptq":
@@ -242,6 +250,9 @@ class _Stage:
         if not layers:
             return {}
         columns = factors.columns.get(layers[0].name, np.ones(len(hessian), np.float32))
+        _check_inputs(layers[0].name, hessian)
+        if not np.diagonal(hessian).any():
+            self.unmoved += [layer.name for layer in layers]
         hessian /= columns
         hessian /= columns[:, None]
         moments, started = Moments(hessian), time.perf_counter()
@@ -302,6 +313,17 @@ def _by_layer(sites: Sequence[Sequence[str]], statistics: Sequence[SiteStatistic
 def _spread(rows: int) -> NDArray[np.int64]:
     """Evenly spaced rows."""
     return np.unique(np.linspace(0, rows - 1, min(rows, SAMPLED_ROWS)).astype(np.int64))
+
+
+def _check_inputs(layer: str, hessian: NDArray[np.float32]) -> None:
+    """Raises CalibrationError if squares of what a layer reads are beyond float32."""
+    wrong = int((~np.isfinite(np.diagonal(hessian))).sum())
+    if wrong:
+        raise CalibrationError(
+            layer,
+            f"what it reads, squared, overflows float32 in {wrong} of {len(hessian)} channels",
+            "Check the checkpoint: such numbers leave no room for the model's own sums",
+        )
 
 
 def _quantizers(scheme: Scheme, moments: Moments) -> tuple[awq.Errors, awq.Errors | None]:

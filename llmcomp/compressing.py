@@ -130,6 +130,9 @@ def _compress(
                     seen = _share_tables(graph, plan, folds, sections, samples, writer, Path(scratch))
                     calibrated = calibrate(graph, seen, folds, sections, samples.rows, writer.put, writer.check_finite, Path(scratch))
                     factors, folded = calibrated.factors, calibrated.folds
+                if calibrated.unmoved:
+                    first = calibrated.unmoved[0]
+                    run.warn(f"{len(calibrated.unmoved)} layers read nothing but zeros, {first} for one: the data says nothing of them")
             with run.stage("compress"):
                 rest = [layer for layer in graph.layers if layer.name not in writer.outcomes]
                 tables = fit_tables(graph, schemes, rest, factors, plan.tables == "blocks", workers=workers())

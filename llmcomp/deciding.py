@@ -75,7 +75,7 @@ def _measured(graph: ModelGraph, options: ExportOptions, data: Data, run: Run) -
     """What the plan must know about layers, from the file or measured now; None if that takes no data."""
     if options.sensitivity is not None:
         where = f"sensitivity file {options.sensitivity}"
-        return Measured.from_json(_text(options.sensitivity), where).check_against(graph.layers, where)
+        return Measured.from_json(_text(options.sensitivity), where).check_against(graph.layers, graph.checkpoint.values_digest(), where)
     if not planning.needs_data(options):
         return None
     by_loss = planning.ranked_by_loss(options) if options.sensitivity_metric == planning.PREDICTED else ()
@@ -129,6 +129,18 @@ def _scores(graph: ModelGraph, options: ExportOptions) -> dict[str, float]:
 def _tiles(graph: ModelGraph, layer: Layer) -> Iterator[Any]:
     rows, step = flat_rows(layer), tile_rows(layer.shape[-1])
     return (graph.rows(layer, start, min(start + step, rows)) for start in range(0, rows, step))
+
+
+def check_files(options: ExportOptions) -> None:
+    """What can be refused of a plan and a sensitivity file without the model.
+
+    Raises:
+        OptionError: not JSON, or not such a file.
+    """
+    if options.plan is not None:
+        Plan.from_json(_text(options.plan), f"plan {options.plan}")
+    if options.sensitivity is not None:
+        Measured.from_json(_text(options.sensitivity), f"sensitivity file {options.sensitivity}")
 
 
 def _text(path: Path) -> str:

@@ -17,7 +17,7 @@ from llmcomp.calibration import samples_of
 from llmcomp.calibration.load import AUTO
 from llmcomp.checkpoint import Checkpoint
 from llmcomp.compressing import quantizer, write_model
-from llmcomp.deciding import decide, measure_layers, plan_by_rules, start_budget
+from llmcomp.deciding import check_files, decide, measure_layers, plan_by_rules, start_budget
 from llmcomp.errors import BudgetError
 from llmcomp.folding import choose_folds
 from llmcomp.graph.factors import NO_FACTORS
@@ -57,6 +57,7 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
     run = Run(progress or Progress())
     with run.stage("checks"):
         planning.check_options(options)
+        check_files(options)
         check_output(options.output, options.model, options.overwrite)
         checkpoint = open_checkpoint(options)
         text = None
@@ -117,6 +118,7 @@ def plan_model(options: ExportOptions, progress: Progress | None = None) -> Plan
     """The plan that `export` would follow at first, with exact sizes."""
     run = Run(progress or Progress())
     planning.check_options(options)
+    check_files(options)
     with prepared(options, run, planning.needs_data(options), export) as (graph, data):
         return decide(graph, options, data, run)
 
@@ -136,6 +138,7 @@ def dry_run(options: ExportOptions, progress: Progress | None = None) -> Forecas
     assert options.output is not None
     run = Run(progress or Progress())
     planning.check_options(options)
+    check_files(options)
     check_output(options.output, options.model, options.overwrite)
     with prepared(options, run, planning.needs_data(options), export) as (graph, data):
         plan = decide(graph, options, data, run)

@@ -120,7 +120,11 @@ def measure(
         for layer in graph.layers
     )
     return Measured(
-        data=str(samples), tokens=work.tokens if schemes else samples.tokens, interaction=_short(interaction), layers=lines
+        data=str(samples),
+        weights=graph.checkpoint.values_digest(),
+        tokens=work.tokens if schemes else samples.tokens,
+        interaction=_short(interaction),
+        layers=lines,
     ), told
 
 

@@ -137,6 +137,8 @@ def test_plan_and_dry_run_know_the_bytes(source: Path, tmp_path: Path) -> None:
     plan = plan_model(ExportOptions(model=str(source / "tiny"), **asked))
     ranks = {entry.adapter_rank for entry in plan.layers if entry.adapter_rank}
     assert ranks == {32, 96}, "no rank above the layer's own"
+    assert any("14 layers have fewer rows or columns" in note for note in plan.notes)
+    assert any("no smaller with their corrections than in fp16" in note for note in plan.notes)
     forecast = dry_run(ExportOptions(model=str(source / "tiny"), output=tmp_path / "out", no_tokenizer=True, **asked))
     report = run(source, tmp_path / "out", lora_correction=True, lora_rank=1000)
     assert report["bytes"]["bin"] == forecast.bin_bytes
@@ -170,7 +172,7 @@ def test_a_plan_that_makes_no_sense(source: Path, change: dict[str, Any], words:
         ({"lora_correction": True, "weight_format": "int8_sym"}, "too little"),
         ({"lora_rank": 4}, "--lora-rank"),
         ({"lora_adapters": "fp16", "awq": True}, "--lora-adapters"),
-        ({"lora_correction": True, "lora_rank": 0}, "lora_rank"),
+        ({"lora_correction": True, "lora_rank": 0}, "--lora-rank 0"),
     ],
 )
 def test_nonsense_is_refused_at_once(options: dict[str, Any], words: str) -> None:

@@ -121,7 +121,7 @@ def test_a_rule_holds_whatever_the_budget_says(source: Path) -> None:
 @pytest.mark.parametrize(
     ("budget", "words"),
     [
-        ({"target_size": "100KB"}, r"--target-size 100000: the smallest model .* has 3\d\d,\d\d\d bytes \(0.3 MB\)"),
+        ({"target_size": "100KB"}, r"--target-size 100,000 bytes: the smallest model .* has 3\d\d,\d\d\d bytes \(0.3 MB\)"),
         ({"target_bpw": 3.0}, r"--target-bpw 3: the smallest model .* has 4\.\d{4} bits per weight"),
     ],
 )

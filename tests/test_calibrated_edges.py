@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llmcomp.errors import CalibrationError
 from llmcomp.export import export
 from llmcomp.options import ExportOptions
 from tests.test_calibrated import TEXT
@@ -44,6 +45,12 @@ def dead(tensors: Tensors) -> None:
     """Some channels of down_proj and o_proj never fire."""
     tensors["model.layers.0.mlp.up_proj.weight"][5:40] = 0
     tensors["model.layers.1.self_attn.v_proj.weight"][3] = 0
+
+
+def overflowing(tensors: Tensors) -> None:
+    """Gate times up is beyond float32."""
+    tensors["model.layers.0.mlp.gate_proj.weight"] *= np.float32(1e22)
+    tensors["model.layers.0.mlp.up_proj.weight"] *= np.float32(1e22)
 
 
 def one_norm_is_zero(tensors: Tensors) -> None:
@@ -82,6 +89,27 @@ def test_poor_data_does_no_harm(tmp_path: Path, change: Callable[[Tensors], None
     for name, line in told.items():
         assert np.isfinite([line["loss"], line["plain_loss"]]).all() and 0 <= line["loss"] <= line["plain_loss"], name
     assert np.isfinite(logits(tmp_path / "out" / "openvino_model.xml", IDS)[0]).all()
+
+
+@pytest.mark.parametrize("methods", [ALL, {**ALL, "gptq": False, "awq": False}, {**ALL, "scale_estimation": False, "awq": False}])
+def test_inputs_beyond_float32_are_told_by_layer(tmp_path: Path, methods: dict[str, Any]) -> None:
+    checkpoint(tmp_path / "model", overflowing)
+    (tmp_path / "text.txt").write_text(TEXT, encoding="utf8")
+    options = ExportOptions(
+        model=str(tmp_path / "model"), output=tmp_path / "out", dataset=str(tmp_path / "text.txt"), sequence_length=16, **methods
+    )
+    with pytest.raises(CalibrationError, match=r"layers\.0\.mlp\.down_proj: .*overflows float32"):
+        export(options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_reads_zeros_alone_is_told(tmp_path: Path) -> None:
+    checkpoint(tmp_path / "model", one_norm_is_zero)
+    (tmp_path / "text.txt").write_text(TEXT, encoding="utf8")
+    options = ExportOptions(
+        model=str(tmp_path / "model"), output=tmp_path / "out", dataset=str(tmp_path / "text.txt"), sequence_length=16, **ALL
+    )
+    assert any("4 layers read nothing but zeros" in text for text in export(options).report["warnings"])
 
 
 def test_the_order_of_the_samples_does_not_matter(tmp_path: Path) -> None:

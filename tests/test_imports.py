@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "permuting": {"algorithms", "folding", "graph", "planning"},
     "solving": {"algorithms", "formats", "kernels", "planning", "threads"},
     "adapting": {"algorithms", "formats", "planning", "solving"},
-    "calibrating": {"adapting", "algorithms", "calibration", "fitting", "formats", "graph", "planning", "solving", "threads"},
+    "calibrating": {"adapting", "algorithms", "calibration", "errors", "fitting", "formats", "graph", "planning", "solving", "threads"},
     "budgeting": {"errors", "folding", "graph", "options", "planning", "writing"},
     "running": {"calibration", "progress"},
     "preparing": {"calibration", "checkpoint", "graph", "kernels", "options", "running", "writing"},

@@ -27,9 +27,12 @@ class HubSet:
     data_files: Mapping[str, str] | None = None
     write: Callable[[Mapping[str, Any]], str] | None = None
     """Makes the text, where it is not a column."""
+    short: str | None = None
+    """The name of `KNOWN` that was asked for."""
 
     def __str__(self) -> str:
-        return " ".join(part for part in (self.repo, self.config, self.split) if part)
+        told = " ".join(part for part in (self.repo, self.config, self.split) if part)
+        return f"{self.short} ({told})" if self.short else told
 
 
 _C4 = HubSet("allenai/c4", data_files={"train": "en/c4-train.00000-of-01024.json.gz"})
@@ -55,7 +58,7 @@ def find(name: str, config: str | None) -> HubSet:
     if "=" in split:
         raise CalibrationError(name, f"{split!r} is no split", "Say lengths with --sequence-length and numbers with --num-samples")
     if repo in KNOWN:
-        return replace(KNOWN[repo], split=split or KNOWN[repo].split)
+        return replace(KNOWN[repo], split=split or KNOWN[repo].split, short=repo)
     try:
         validate_repo_id(repo)
     except HFValidationError:

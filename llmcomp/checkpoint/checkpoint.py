@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
+
+DIGESTED = 4096
+"""Numbers of each tensor that `values_digest` looks at, at most."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,16 @@ class Checkpoint(ABC):
     @abstractmethod
     def save_tokenizer(self, folder: Path) -> None:
         """Write the Hugging Face tokenizer files into `folder`."""
+
+    def values_digest(self) -> str:
+        """XXH3 over names, types, shapes and the first row of each tensor: the same for the same weights wherever they lie, another for a fine-tune."""
+        digest = xxhash.xxh3_128()
+        for name, tensor in sorted(self.tensors.items()):
+            digest.update(f"{name} {tensor.dtype} {tensor.shape} ".encode())
+            if 0 not in tensor.shape:
+                first = self.rows(name, 0, 1) if tensor.shape else self.read(name)
+                digest.update(np.ascontiguousarray(first.reshape(-1)[:DIGESTED]).view(np.uint8).data)
+        return digest.hexdigest()
 
     @abstractmethod
     def fingerprint(self) -> str:

@@ -39,7 +39,7 @@ def print_result(result: Result) -> None:
         table.add_row(row["format"], group, str(row["layers"]), f"{row['weights']:,}", _mib(row["bytes"]))
     console = _console()
     console.print(table)
-    console.print(f"{report['bits_per_weight']} bits per weight; {_mib(report['bytes']['bin'])} in openvino_model.bin")
+    console.print(f"{report['bits_per_weight']} bits per weight in layers; {_mib(report['bytes']['bin'])} in openvino_model.bin")
     console.print(f"verified: {report['verified']}")
     judged = report["evaluation"]
     if judged:

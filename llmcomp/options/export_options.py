@@ -123,7 +123,7 @@ class ExportOptions(BaseModel):
     def _check_together(self) -> ExportOptions:
         if self.group_size == 0:
             raise OptionError(
-                "group_size 0", "a group holds at least one weight", "Give a positive size, or -1 for one scale per output channel"
+                "--group-size 0", "a group holds at least one weight", "Give a positive size, or -1 for one scale per output channel"
             )
         _ = self.overrides  # parsed for its errors
         for field in ("lora_rank", "lora_adapters"):
@@ -182,7 +182,7 @@ def _as_option_error(error: ValidationError) -> OptionError:
         return OptionError(f"option '{name}'", "no such option", did_you_mean(name, BY_FIELD))
     if first["type"] == "missing":
         return OptionError(f"option '{name}'", "it is missing", "Give it")
-    return OptionError(f"{name} {first['input']!r}", _lower(first["msg"]), f"See the help of {_flag(name)}")
+    return OptionError(f"{_flag(name)} {first['input']}", _lower(first["msg"]), "See --help")
 
 
 def _listed(value: Any) -> Any:

@@ -81,9 +81,7 @@ def build(given: Mapping[str, Any]) -> ExportOptions:
     if len(named) > 1:
         raise OptionError("--quality", "it is a recipe, and --recipe names another", "Leave one of them out")
     if named:
-        name = str(given[named[0]])
-        # A quality is never a file that happens to be called so.
-        values = load_recipe(str(recipes().get(name, name)) if named[0] == "quality" else name)
+        values = _named(f"--{named[0]}", str(given[named[0]]))
     if any(given.get(field) is not None for field in (*BUDGETS, "ratio")):
         values = {field: value for field, value in values.items() if field not in BUDGETS}
     merged = {**values, **given}
@@ -91,4 +89,24 @@ def build(given: Mapping[str, Any]) -> ExportOptions:
         merged["ignored_scope"] = IgnoredScope.parse(values["ignored_scope"]) + IgnoredScope.parse(given["ignored_scope"])
     if isinstance(values.get("override"), list) and "override" in given:
         merged["override"] = [*values["override"], *given["override"]]
-    return ExportOptions(**merged)
+    try:
+        return ExportOptions(**merged)
+    except OptionError as error:
+        raise explained(error, given.get("quality"), given.get("recipe")) from None
+
+
+def explained(error: OptionError, quality: str | None, recipe: str | None) -> OptionError:
+    """The error, which says where an option that it names comes from if nobody typed it."""
+    if quality is None and recipe is None:
+        return error
+    flag, name = ("--quality", quality) if quality is not None else ("--recipe", recipe)
+    words = {word.strip(":,.") for word in str(error).split()}
+    brought = [own for field in _named(flag, str(name)) for own in BY_FIELD[field].flags[:1] if own in words]
+    if not brought:
+        return error
+    return type(error)(error.thing, f"{error.reason.rstrip('.')} ({flag} {name} brings {', '.join(brought)})", error.remedy)
+
+
+def _named(flag: str, name: str) -> dict[str, Any]:
+    """What a recipe says. A quality is never a file that happens to be called so."""
+    return load_recipe(str(recipes().get(name, name)) if flag == "--quality" else name)

@@ -195,11 +195,30 @@ class Planner:
 
     def notes(self, layers: Sequence[Layer], given: Sequence[Asked]) -> tuple[str, ...]:
         """What became of misfits, in one line."""
+        told = self._ranks(layers, given)
         if not self.misfits:
-            return ()
+            return told
         kinds = Counter((one.format, one.group_size) for layer, one in zip(layers, given, strict=True) if layer.name in self.misfits)
-        told = ", ".join(f"{count} {name}" + (f" group {group}" if group > 0 else "") for (name, group), count in sorted(kinds.items()))
-        return (f"{len(self.misfits)} layers that the group does not fit: {told}",)
+        became = ", ".join(f"{count} {name}" + (f" group {group}" if group > 0 else "") for (name, group), count in sorted(kinds.items()))
+        return (f"{len(self.misfits)} layers that the group does not fit: {became}", *told)
+
+    def _ranks(self, layers: Sequence[Layer], given: Sequence[Asked]) -> tuple[str, ...]:
+        """Of corrections that are not what was asked for, or take more room than they save."""
+        wide, told = self.options.lora_rank, []
+        low = [(layer, rank) for layer, one in zip(layers, given, strict=True) if (rank := self.adapter_rank(layer, one.format))]
+        capped = [layer for layer, rank in low if rank < wide]
+        if capped:
+            told.append(f"--lora-rank {wide}: {len(capped)} layers have fewer rows or columns and get as many, {capped[0].name} for one")
+        larger = [
+            layer
+            for layer, one in zip(layers, given, strict=True)
+            if self.adapter_rank(layer, one.format) and self.entry(layer, one).bytes >= 2 * layer.size
+        ]
+        if larger:
+            told.append(
+                f"{len(larger)} layers are no smaller with their corrections than in fp16, {larger[0].name} for one: lower --lora-rank"
+            )
+        return tuple(told)
 
     def requested_bits(self, layers: Sequence[Layer], asked: Sequence[Asked]) -> float:
         """Bits per weight if every group fitted and the ratio were met exactly."""

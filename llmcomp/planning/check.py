@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llmcomp import formats
 from llmcomp.errors import OptionError
-from llmcomp.options import ExportOptions
+from llmcomp.options import ExportOptions, explained
 from llmcomp.options.rules import did_you_mean
 from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, SEARCH
 
@@ -74,6 +74,13 @@ def check_options(options: ExportOptions) -> None:
     Raises:
         OptionError: an unknown format in --weight-format or --override, or options that contradict it.
     """
+    try:
+        _check(options)
+    except OptionError as error:
+        raise explained(error, options.quality, options.recipe) from None
+
+
+def _check(options: ExportOptions) -> None:
     main = resolve(options.weight_format, options.sym)
     if options.sym and main.endswith("_asym"):
         raise OptionError("--sym", f"{main} is asymmetric by name", f"Use --weight-format {main.removesuffix('asym')}sym, or drop --sym")
@@ -84,9 +91,11 @@ def check_options(options: ExportOptions) -> None:
     if options.scale_rule != "auto" and main not in FLOATS:
         check_rule(f"--scale-rule {options.scale_rule}", main, options.scale_rule)
     asked = [flag for flag, on in calibrated_options(options).items() if on]
-    if options.budget is not None and main in FLOATS:
+    if options.budget is not None and not is_low(main):
         raise OptionError(
-            f"--{options.budget.replace('_', '-')}", f"{main} is no format that anything is to be saved with", "Name a format of few bits"
+            f"--{options.budget.replace('_', '-')}",
+            f"it chooses from formats of few bits upwards, and {main} is none",
+            "Name one with --weight-format, or leave it out",
         )
     if needs_data(options) and options.dataset is None and options.budget is None:
         raise OptionError(

@@ -38,6 +38,8 @@ class Measured(BaseModel):
     version: int = VERSION
     data: str
     """What text it was."""
+    weights: str | None = None
+    """`Checkpoint.values_digest` of the model; None lets the file serve any model of its layers."""
     tokens: int = Field(ge=0)
     interaction: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """KL with all layers rounded, over the sum of their own."""
@@ -52,13 +54,19 @@ class Measured(BaseModel):
         """Raises OptionError: not JSON, an unknown key, a value of the wrong kind, another version, two lines for one layer."""
         return file.from_json(cls, VERSION, text, where, "measure")
 
-    def check_against(self, layers: Sequence[Layer], where: str = "sensitivity file") -> Measured:
-        """This file for these layers, in their order; not every layer needs a line.
+    def check_against(self, layers: Sequence[Layer], weights: str, where: str = "sensitivity file") -> Measured:
+        """This file for these layers of a model with this digest, in their order; not every layer needs a line.
 
         Raises:
-            OptionError: a layer is unknown, or of another tensor or shape; a candidate is no FORMAT:GROUP, or its loss negative.
+            OptionError: it is of other weights; a layer is unknown, or of another tensor or shape; a candidate is no FORMAT:GROUP, or its loss negative.
             GroupSizeError: a candidate's group does not divide its layer.
         """
+        if self.weights not in (None, weights):
+            raise OptionError(
+                where,
+                "it was measured on other weights than this model's",
+                'Measure this model; or set "weights" to null in the file, to use it for a relative all the same',
+            )
         file.check_known(self.layers, layers, where, "file")
         for entry in self.layers:
             for text, loss in entry.nats.items():

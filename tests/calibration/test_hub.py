@@ -129,7 +129,9 @@ def test_pickles_are_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_an_unreachable_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer(monkeypatch, ConnectionError("no route"))
-    refused("wikitext-2-raw-v1 train: .*cannot be reached .no route.*not in the cache.*--dataset auto", tmp_path, "wikitext2")
+    refused(
+        r"wikitext2 \(.*wikitext-2-raw-v1 train\): .*cannot be reached .no route.*not in the cache.*--dataset auto", tmp_path, "wikitext2"
+    )
     kept = datasets.Dataset.from_list([{"text": "the rain"}])
     asked = []
 

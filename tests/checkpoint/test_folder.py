@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,14 @@ def test_the_fingerprint_knows_the_files(tmp_path: Path) -> None:
     first = checkpoint.open(tmp_path / "a")
     assert first.fingerprint() == checkpoint.open(tmp_path / "a").fingerprint()
     assert first.fingerprint() != checkpoint.open(tmp_path / "b").fingerprint()
+
+
+def test_the_digest_of_values_knows_the_weights_and_not_the_files(tmp_path: Path) -> None:
+    tiny_llama(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    tiny_llama(tmp_path / "other", seed=1)
+    digests = [checkpoint.open(tmp_path / name).values_digest() for name in ("a", "copy", "other")]
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_the_tokenizer_is_copied_or_missed(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from llmcomp.errors import OptionError
 from llmcomp.options import ExportOptions, IgnoredScope, Override, build, load_recipe, recipes
 from llmcomp.options.table import BY_FIELD, OPTIONS
+from llmcomp.planning import check_options
 
 
 def test_the_table_and_the_options_agree() -> None:
@@ -25,8 +26,8 @@ def test_the_table_and_the_options_agree() -> None:
         ({"ratio": 1.5}, "ratio"),
         ({"ratio": float("nan")}, "ratio"),
         ({"group_size": 0}, "at least one"),
-        ({"group_size": "many"}, "group_size"),
-        ({"backup_precision": "int3"}, "backup_precision"),
+        ({"group_size": "many"}, "--group-size many"),
+        ({"backup_precision": "int3"}, "--backup-precision int3"),
         ({"override": ["q_proj"]}, "PATTERN=FORMAT"),
         ({"override": ["*=int4:0"]}, "PATTERN=FORMAT"),
         ({"ignored_scope": ["re:("]}, "regular expression"),
@@ -38,24 +39,24 @@ def test_the_table_and_the_options_agree() -> None:
         ({"target_size": "3.5Gb/s"}, "--target-size 3.5Gb/s"),
         ({"target_size": "-1GB"}, "--target-size -1GB"),
         ({"target_size": "0"}, "--target-size 0: no model fits"),
-        ({"target_bpw": 0}, "target_bpw 0"),
-        ({"max_loss": -0.1}, "max_loss -0.1"),
+        ({"target_bpw": 0}, "--target-bpw 0"),
+        ({"max_loss": -0.1}, "--max-loss -0.1"),
         ({"target_size": "1GB", "target_bpw": 4}, "--target-size --target-bpw: each of them"),
         ({"max_loss": 0.1, "ratio": 0.5}, "--ratio 0.5: --max-loss decides"),
         ({"plan": Path("p"), "target_bpw": 4}, "--target-bpw"),
         ({"plan": Path("p"), "quality": "best"}, "--quality"),
-        ({"quality": "worst"}, "quality 'worst'"),
+        ({"quality": "worst"}, "--quality worst"),
         ({"eval_dataset": Path("x.txt")}, "--eval-dataset: nothing is judged"),
         ({"eval_dataset": Path("x.txt"), "dataset": "./x.txt", "max_loss": 0.1}, "it is the calibration data"),
         ({"num_samples": 4}, "--num-samples.*--dataset, which is not given"),
         ({"sequence_length": 4}, "--sequence-length.*--dataset, which is not given"),
         ({"dataset_column": "a"}, "--dataset-column.*--dataset, which is not given"),
         ({"dataset_config": "a"}, "--dataset-config.*--dataset, which is not given"),
-        ({"dataset": "x.txt", "num_samples": 0}, "num_samples 0"),
-        ({"dataset": "x.txt", "sequence_length": 0}, "sequence_length 0"),
+        ({"dataset": "x.txt", "num_samples": 0}, "--num-samples 0"),
+        ({"dataset": "x.txt", "sequence_length": 0}, "--sequence-length 0"),
         ({"dataset": ""}, "--dataset: it is empty"),
         ({"dataset": []}, "--dataset: it is empty"),
-        ({"dataset": 5}, "dataset 5"),
+        ({"dataset": 5}, "--dataset 5"),
         ({"dataset": "auto", "dataset_column": "a"}, "--dataset-column: with --dataset auto the model writes"),
         ({"dataset": "auto", "dataset_config": "a"}, "--dataset-config: with --dataset auto the model writes"),
     ],
@@ -165,6 +166,8 @@ def test_a_quality_is_the_recipe_of_that_name(tmp_path: Path, monkeypatch: pytes
     assert build({"model": "m", "quality": "high", "dataset": "x.txt", "gptq": False}).model_dump() | {"num_samples": 128} == (
         build({"model": "m", "quality": "balanced", "dataset": "x.txt"}).model_dump() | {"quality": "high"}
     )
+    with pytest.raises(OptionError, match="--quality high brings --awq, --scale-estimation, --gptq"):
+        check_options(build({"model": "m", "quality": "high", "weight_format": "int8"}))
     with pytest.raises(OptionError, match="--quality: it is a recipe"):
         build({"model": "m", "quality": "high", "recipe": "laptop-int4"})
 

@@ -18,24 +18,28 @@ def measured() -> Measured:
         MeasuredLayer(name=x.name, tensor=x.tensor, shape=x.shape, metrics={"max_activation_variance": float(i)}, nats=n)
         for i, (x, n) in enumerate(zip(model(), nats, strict=True))
     )
-    return Measured(data="made up", tokens=512, interaction=1.25, layers=lines)
+    return Measured(data="made up", tokens=512, interaction=1.25, layers=lines, weights="this")
 
 
 def edited(change: Any) -> Measured:
     data = json.loads(measured().to_json())
     change(data)
-    return Measured.from_json(json.dumps(data), "file s.json").check_against(model(), "file s.json")
+    return Measured.from_json(json.dumps(data), "file s.json").check_against(model(), "this", "file s.json")
 
 
 def test_round_trip() -> None:
     text = measured().to_json()
-    assert Measured.from_json(text).check_against(model()) == measured()
+    assert Measured.from_json(text).check_against(model(), "this") == measured()
     assert sum(line.startswith('  {"name"') for line in text.splitlines()) == len(model())
 
 
 def test_lines_may_be_missing_and_in_any_order() -> None:
     found = edited(lambda d: d.update(layers=d["layers"][:3][::-1]))
     assert [x.name for x in found.layers] == [x.name for x in model()[:3]]
+
+
+def test_a_file_can_be_made_to_serve_relatives() -> None:
+    assert edited(lambda d: d.update(weights=None)).layers == measured().layers
 
 
 @pytest.mark.parametrize(
@@ -53,6 +57,7 @@ def test_lines_may_be_missing_and_in_any_order() -> None:
         (lambda d: d["layers"][1]["nats"].update({"int4_asym:64": "much"}), OptionError, r"layers\.1\.nats\.int4_asym:64"),
         (lambda d: d["layers"][1]["metrics"].update(max_activation_variance=float("nan")), OptionError, r"layers\.1\.metrics"),
         (lambda d: d.update(interaction=0), OptionError, "interaction"),
+        (lambda d: d.update(weights="that"), OptionError, "other weights"),
         (lambda d: d.update(version=2), OptionError, "version 2.*llmcomp measure"),
     ],
 )
