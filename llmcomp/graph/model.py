@@ -16,6 +16,7 @@ from llmcomp.checkpoint import Checkpoint
 from llmcomp.errors import ArchitectureError
 from llmcomp.graph.ir import IR
 from llmcomp.graph.layer import Layer
+from llmcomp.graph.pieces import Pieces
 from llmcomp.graph.skeleton import Skeleton
 
 BLOCK = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")
@@ -26,12 +27,17 @@ MATRIX_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Source:
-    """Where the values of a layer are: a checkpoint tensor, or a range of skeleton.bin."""
+    """Where the values of a layer are: in checkpoint tensors, or a range of skeleton.bin."""
 
     layer_id: int
     """Id of the Parameter or Const in the skeleton's IR."""
-    tensor: str | None
+    pieces: Pieces | None
     offset: int = 0
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Of the checkpoint."""
+        return self.pieces.tensors if self.pieces else ()
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ class ModelGraph:
     @property
     def unused(self) -> list[str]:
         """Checkpoint tensors that nothing in the graph is made of."""
-        used = {s.tensor for s in self.sources.values()} | set(self.skeleton.real)
+        used = {tensor for source in self.sources.values() for tensor in source.tensors} | set(self.skeleton.real)
         return [name for name in self.checkpoint.tensors if name not in used]
 
     @property
@@ -108,12 +114,16 @@ class ModelGraph:
 
     def _stored(self, layer: Layer, rows: slice | NDArray[np.int64]) -> NDArray[np.generic]:
         source = self.sources[layer.name]
-        if source.tensor is not None:
-            if layer.transposed:
-                return np.ascontiguousarray(self.checkpoint.read(source.tensor)[:, rows].T)
+        if source.pieces is not None:
             if isinstance(rows, slice):
-                return self.checkpoint.rows(source.tensor, rows.start, rows.stop)
-            return self.checkpoint.picked(source.tensor, rows)
+                start, stop, _ = rows.indices(flat_rows(layer))
+                if layer.transposed:
+                    return source.pieces.columns(self.checkpoint, start, stop, layer.shape[-2])
+                return source.pieces.read(self.checkpoint, start, stop)
+            whole = source.pieces.whole
+            if whole is not None and not layer.transposed:
+                return self.checkpoint.picked(whole, rows)
+            return self._stored(layer, slice(0, flat_rows(layer)))[rows]
         stored = self._constant(source, layer)
         if not layer.transposed:
             return stored.reshape(-1, layer.shape[-1])[rows]
@@ -123,14 +133,14 @@ class ModelGraph:
 
     def prefetch(self, layer: Layer, start: int, stop: int) -> None:
         """Ask the system to read rows [start, stop) ahead."""
-        tensor = self.sources[layer.name].tensor
-        if tensor is None or layer.transposed:
+        pieces = self.sources[layer.name].pieces
+        if pieces is None or layer.transposed:
             return
         if self.orders.get(layer.name, AS_STORED).rows is None:
-            self.checkpoint.prefetch(tensor, start, stop)
+            pieces.prefetch(self.checkpoint, start, stop)
         elif start == 0:
             # The rows of each tile are all over the tensor.
-            self.checkpoint.prefetch(tensor, 0, flat_rows(layer))
+            pieces.prefetch(self.checkpoint, 0, flat_rows(layer))
 
     def _constant(self, source: Source, layer: Layer) -> NDArray[np.generic]:
         """A constant of skeleton.bin as it is stored, [matrices, rows, columns]."""
@@ -175,6 +185,15 @@ class ModelGraph:
         for number, record, uses in sorted(found, key=lambda f: min(order[r] for r, _ in f[2])):
             yield self._layer(number, record, uses, order, last)
 
+    def _dtype(self, pieces: Pieces) -> str:
+        """Raises ArchitectureError if what a layer is made of is of several types."""
+        kinds = sorted({self.checkpoint.tensors[tensor].dtype for tensor in pieces.tensors})
+        if len(kinds) > 1:
+            raise ArchitectureError(
+                " + ".join(pieces.tensors[:2]), f"parts of one matrix are stored as {' and '.join(kinds)}", "Store them in one type"
+            )
+        return kinds[0]
+
     def _is_matrix(self, number: int) -> bool:
         data = self.ir.data(number)
         shape = self.ir.output_shape(number)
@@ -207,8 +226,10 @@ class ModelGraph:
             shape = (*shape[:-2], shape[-1], shape[-2])
         if record is not None:
             tensor = record["tensor"]
-            name, dtype = tensor.removesuffix(".weight"), self.checkpoint.tensors[tensor].dtype
-            source = Source(number, tensor)
+            stored = record.get("matrices")
+            pieces = Pieces.from_json(stored) if stored else Pieces.of(tensor, self.checkpoint.tensors[tensor].shape)
+            name, dtype = tensor.removesuffix(".weight"), self._dtype(pieces)
+            source = Source(number, pieces)
         else:
             tensor = name = self.ir.name(number)
             dtype = FLOAT_TYPES[self.ir.data(number)["element_type"]]

@@ -35,7 +35,8 @@ class Skeleton:
     task: str
     model_type: str
     weights: tuple[dict[str, Any], ...]
-    """One record per lifted constant: id (name of its Parameter), tensor, constant (its former name), shape."""
+    """One record per lifted constant: id (name of its Parameter), tensor, constant (its former name), shape; and matrices (`Pieces`) if it is made of
+    more than that tensor, whose name is the architecture's then."""
     real: tuple[str, ...]
     """Checkpoint tensors whose values are in skeleton.bin."""
     fallback: str | None

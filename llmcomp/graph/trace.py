@@ -21,6 +21,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,36 @@ import numpy as np
 
 from llmcomp.checkpoint import Checkpoint
 from llmcomp.errors import ArchitectureError, LlmcompError
+from llmcomp.graph.conversions import stored_parameters
 from llmcomp.graph.match import find_tensor, missing_tensors_error
+from llmcomp.graph.pieces import Pieces
 from llmcomp.imports import TELEMETRY, hide
 
 WEIGHT_PREFIX = "llmcomp.weight."
 LARGE = 1 << 20
 """Bytes from which an unexplained constant makes an empty trace fall back to the mapped one."""
 ALIGN = 64
+
+
+FUSED = "gate_up_proj"
+"""What architectures call a stack of experts' gates and ups."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A matrix or a stack of them that a placeholder stands for."""
+
+    uses: list[tuple[Any, str, str]]
+    """(module, name in it, full name)."""
+    pieces: Pieces
+    label: str
+    """The stored tensor, or the parameter that is made of several."""
+    shape: tuple[int, ...]
+
+    def half(self, number: int) -> Placed:
+        """Gates or ups of a fused stack."""
+        name = self.uses[0][2].removesuffix(FUSED) + ("gate_proj", "up_proj")[number]
+        return Placed(self.uses, self.pieces.halves()[number], name, (self.shape[0], self.shape[1] // 2, self.shape[2]))
 
 
 class ContractError(Exception):
@@ -80,7 +104,7 @@ def trace(job: dict[str, Any], out: Path) -> dict[str, Any]:
             model, addresses, real = _mapped_model(checkpoint, folder, auto_class, job["trust_remote_code"])
             found = _export(model, addresses, task, out, job["trust_remote_code"], allow_large=True)
             # What was mapped and then copied by the exporter (routers) is in the graph by value.
-            real |= set(addresses.values()) - {w["tensor"] for w in found}
+            real |= {one.label for one in addresses.values()} - {w["tensor"] for w in found}
         model.config.save_pretrained(out)
     return {
         "task": task,
@@ -175,8 +199,8 @@ def _class_of(architectures: list[str]) -> Any:
     raise ArchitectureError(f"architectures {architectures}", "the task cannot be told from it", "Give it with --task.")
 
 
-def _empty_model(checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: bool) -> tuple[Any, dict[int, str], set[str]]:
-    """The model with placeholders for its matrices: (model, address -> checkpoint tensor, names of the tensors whose values are real)."""
+def _empty_model(checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: bool) -> tuple[Any, dict[int, Placed], set[str]]:
+    """The model with placeholders for its matrices: (model, address -> what is there, names of the tensors whose values are real)."""
     import torch
     from accelerate import init_empty_weights
     from transformers import AutoConfig
@@ -187,6 +211,7 @@ def _empty_model(checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: b
         model = auto_class.from_config(config, dtype=torch.bfloat16, trust_remote_code=trust)
     prefix = getattr(model, "base_model_prefix", "")
     compared = _tie(model, checkpoint, prefix)
+    stored = stored_parameters(model, checkpoint, prefix)
     homes: dict[int, list[tuple[Any, str, str]]] = {}
     for module_name, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -194,34 +219,41 @@ def _empty_model(checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: b
             homes.setdefault(id(parameter), []).append((module, name, full))
 
     kinds = (torch.nn.Linear, torch.nn.Embedding, Conv1D)
-    matrices: list[Any] = []
-    others: list[Any] = []
+    matrices: list[Placed] = []
+    experts: list[Placed] = []
+    others: list[tuple[list[tuple[Any, str, str]], Pieces]] = []
     missing: list[str] = []
     for uses in homes.values():
-        tensor = next((t for _, _, full in uses if (t := find_tensor(full, checkpoint.tensors, prefix))), None)
+        pieces = next((p for _, _, full in uses if (p := _pieces(full, checkpoint, stored, prefix))), None)
         module, name, full = uses[0]
-        if tensor is None:
+        if pieces is None:
             missing.append(full)
             continue
         parameter = getattr(module, name)
-        if tuple(parameter.shape) != tuple(checkpoint.tensors[tensor].shape):
-            raise ContractError(f"{tensor} has shape {checkpoint.tensors[tensor].shape}, the architecture wants {tuple(parameter.shape)}")
-        is_matrix = name == "weight" and parameter.ndim == 2 and all(isinstance(m, kinds) for m, _, _ in uses)
-        (matrices if is_matrix else others).append((uses, tensor))
+        shape = pieces.shape(checkpoint)
+        if tuple(parameter.shape) != shape:
+            raise ContractError(f"{' + '.join(pieces.tensors[:2])} has shape {shape}, the architecture wants {tuple(parameter.shape)}")
+        if name == "weight" and parameter.ndim == 2 and all(isinstance(m, kinds) or hasattr(m, "num_experts") for m, _, _ in uses):
+            matrices.append(Placed(uses, pieces, pieces.whole or full, shape))
+        elif parameter.ndim == 3 and hasattr(module, "num_experts"):
+            experts.append(Placed(uses, pieces, pieces.whole or full, shape))
+        else:
+            others.append((uses, pieces))
     if missing:
+        used = {t for one in (*matrices, *experts) for t in one.pieces.tensors} | {t for _, pieces in others for t in pieces.tensors}
         if checkpoint.folder is None:
-            raise missing_tensors_error(missing, set(checkpoint.tensors) - {t for _, t in [*matrices, *others]}, checkpoint.source)
+            raise missing_tensors_error(missing, set(checkpoint.tensors) - used, checkpoint.source)
         raise ContractError(f"the checkpoint stores {missing[0]} and {len(missing) - 1} more tensors in another form")
 
-    real = {tensor for _, tensor in others} | compared
-    for uses, tensor in others:
-        value = torch.nn.Parameter(_torch(checkpoint.read(tensor)), requires_grad=False)
+    real = {tensor for _, pieces in others for tensor in pieces.tensors} | compared
+    for uses, pieces in others:
+        value = torch.nn.Parameter(_torch(pieces.values(checkpoint)), requires_grad=False)
         for module, name, _ in uses:
             setattr(module, name, value)
     # The exporter takes 16-bit weights of these very classes as they are, and casts those of others (embeddings that scale) to f32.
-    plain = [pair for pair in matrices if all(type(module) in kinds for module, _, _ in pair[0])]
-    cast = [pair for pair in matrices if pair not in plain]
-    addresses = {**_place(plain, checkpoint), **_place(cast, checkpoint, torch.float32)}
+    plain = [one for one in matrices if all(type(module) in kinds for module, _, _ in one.uses)]
+    cast = [one for one in matrices if one not in plain]
+    addresses = {**_place(plain), **_place(cast, torch.float32), **_place_experts(experts)}
     for name, buffer in model.named_buffers():
         tensor = find_tensor(name, checkpoint.tensors, prefix)
         if tensor is not None and tuple(buffer.shape) == tuple(checkpoint.tensors[tensor].shape):
@@ -251,32 +283,71 @@ def _tie(model: Any, checkpoint: Checkpoint, prefix: str) -> set[str]:
     return compared
 
 
-def _place(matrices: list[Any], checkpoint: Checkpoint, kind: Any = None) -> dict[int, str]:
-    """Give each matrix a view of its own address into one buffer of bfloat16 or `kind`; calloc'd pages that nobody touches cost no memory."""
+def _pieces(name: str, checkpoint: Checkpoint, stored: dict[str, Pieces], prefix: str) -> Pieces | None:
+    """What a parameter is made of: the stored tensor of its name, or what the loader would make."""
+    tensor = find_tensor(name, checkpoint.tensors, prefix)
+    return Pieces.of(tensor, checkpoint.tensors[tensor].shape) if tensor else stored.get(name)
+
+
+def _place(matrices: list[Placed], kind: Any = None) -> dict[int, Placed]:
+    """Give each matrix a view of its own address."""
     import torch
 
-    if not matrices:
-        return {}
-    largest = max(int(np.prod(checkpoint.tensors[t].shape)) for _, t in matrices)
-    step = ALIGN // 2
-    scale = 1 if kind is None else kind.itemsize // 2
-    buffer = np.zeros((largest + step * len(matrices)) * scale, np.uint16)
-    # The exporter merges equal constants: a different start in each view keeps them apart.
-    count = step * len(matrices) * scale
-    buffer[:count] = np.random.default_rng(0).integers(0x3F00, 0x3FFF, count, dtype=np.uint16)
-    flat = torch.from_numpy(buffer.view(np.int16)).view(kind or torch.bfloat16)
     addresses = {}
-    for i, (uses, tensor) in enumerate(matrices):
-        shape = checkpoint.tensors[tensor].shape
-        view = flat[i * step : i * step + int(np.prod(shape))].view(*shape)
+    for one, view in zip(matrices, _views([one.shape for one in matrices], kind), strict=True):
         value = torch.nn.Parameter(view, requires_grad=False)
-        for module, name, _ in uses:
+        for module, name, _ in one.uses:
             setattr(module, name, value)
-        addresses[view.data_ptr()] = tensor
+        addresses[view.data_ptr()] = one
     return addresses
 
 
-def _mapped_model(checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: bool) -> tuple[Any, dict[int, str], set[str]]:
+def _place_experts(experts: list[Placed]) -> dict[int, Placed]:
+    """As `_place`, for stacks, which the exporter casts to f32: both halves of a fused gate and up get views of their own, too, since forwards of
+    experts cut them apart, and a constant that is cut would be copied."""
+    import torch
+
+    class Fused(torch.Tensor):  # type: ignore[misc]
+        """A stack that gives its halves without cutting."""
+
+        halves: tuple[torch.Tensor, torch.Tensor]
+
+        def chunk(self, chunks: int, dim: int = 0) -> Any:
+            return self.halves if chunks == 2 and dim % 3 == 1 else super().chunk(chunks, dim)
+
+    whole = _place(experts, torch.float32)
+    fused = [one for one in experts if one.uses[0][1] == FUSED and not getattr(one.uses[0][0], "is_transposed", False)]
+    cut = [one.half(i) for one in fused for i in range(2)]
+    views = list(_views([one.shape for one in cut], torch.float32))
+    for i, one in enumerate(fused):
+        for module, name, _ in one.uses:
+            stack = getattr(module, name).data.as_subclass(Fused)
+            stack.halves = (views[2 * i], views[2 * i + 1])
+            delattr(module, name)
+            # No Parameter: those are cast, and lose their class.
+            setattr(module, name, stack)
+    return {**whole, **{view.data_ptr(): one for view, one in zip(views, cut, strict=True)}}
+
+
+def _views(shapes: list[tuple[int, ...]], kind: Any = None) -> Iterator[Any]:
+    """Tensors of their own address in one buffer of bfloat16 or `kind`; calloc'd pages that nobody touches cost no memory."""
+    import torch
+
+    if not shapes:
+        return
+    largest = max(int(np.prod(shape)) for shape in shapes)
+    step = ALIGN // 2
+    scale = 1 if kind is None else kind.itemsize // 2
+    buffer = np.zeros((largest + step * len(shapes)) * scale, np.uint16)
+    # The exporter merges equal constants: a different start in each view keeps them apart.
+    count = step * len(shapes) * scale
+    buffer[:count] = np.random.default_rng(0).integers(0x3F00, 0x3FFF, count, dtype=np.uint16)
+    flat = torch.from_numpy(buffer.view(np.int16)).view(kind or torch.bfloat16)
+    for i, shape in enumerate(shapes):
+        yield flat[i * step : i * step + int(np.prod(shape))].view(*shape)
+
+
+def _mapped_model(checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: bool) -> tuple[Any, dict[int, Placed], set[str]]:
     """The model as transformers loads it, its parameters mapped. Only parameters that are bytes of one stored tensor are explained."""
     import torch
 
@@ -299,7 +370,8 @@ def _mapped_model(checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: 
         tensor = find_tensor(name, checkpoint.tensors, prefix)
         if tensor is None or parameter.ndim != 2 or not _same(parameter, checkpoint, tensor, torch):
             continue
-        addresses[parameter.data_ptr()] = tensor
+        shape = tuple(parameter.shape)
+        addresses[parameter.data_ptr()] = Placed([], Pieces.of(tensor, shape), tensor, shape)
         real.discard(tensor)
     return model, addresses, real
 
@@ -326,7 +398,7 @@ def _torch(array: np.ndarray) -> Any:
     return torch.from_numpy(np.array(array))
 
 
-def _export(model: Any, addresses: dict[int, str], task: str, out: Path, trust: bool, allow_large: bool) -> list[dict[str, Any]]:
+def _export(model: Any, addresses: dict[int, Placed], task: str, out: Path, trust: bool, allow_large: bool) -> list[dict[str, Any]]:
     """Run the exporter, with the one place where it saves a model in our hands."""
     import openvino as ov
     from optimum.exporters.openvino import convert
@@ -356,13 +428,14 @@ def _export(model: Any, addresses: dict[int, str], task: str, out: Path, trust: 
             trust_remote_code=trust,
             patch_16bit_model=bool(dtypes & {"torch.bfloat16", "torch.float16"}),
         )
-    lost = sorted(set(addresses.values()) - {w["tensor"] for w in found})
+    used = {tensor for w in found for tensor in (Pieces.from_json(w["matrices"]).tensors if "matrices" in w else [w["tensor"]])}
+    lost = sorted({tensor for one in addresses.values() for tensor in one.pieces.tensors} - used)
     if lost and not allow_large:
         raise ContractError(f"the traced graph does not use {lost[0]}" + (f" and {len(lost) - 1} more" if len(lost) > 1 else ""))
     return found
 
 
-def _lift_weights(ov_model: Any, addresses: dict[int, str], allow_large: bool) -> list[dict[str, Any]]:
+def _lift_weights(ov_model: Any, addresses: dict[int, Placed], allow_large: bool) -> list[dict[str, Any]]:
     """Turn each constant that is a checkpoint tensor into a Parameter; the graph is complete by now, so nothing folds or merges any more."""
     from openvino import opset13 as ops
 
@@ -372,19 +445,40 @@ def _lift_weights(ov_model: Any, addresses: dict[int, str], allow_large: bool) -
         if node.get_type_name() != "Constant":
             continue
         address = node.data.ctypes.data
-        tensor = addresses.get(address)
-        if tensor is None:
+        placed = addresses.get(address)
+        if placed is None:
             if node.get_byte_size() >= LARGE and not allow_large:
                 raise ContractError(f"nothing explains the constant {node.get_friendly_name()} of {node.get_byte_size()} bytes")
             continue
         name = f"{WEIGHT_PREFIX}{len(found)}"
         parameter = ops.parameter(node.get_output_partial_shape(0), node.get_element_type(), name=name)
-        found.append({"id": name, "tensor": tensor, "constant": node.get_friendly_name(), "shape": list(node.get_output_shape(0))})
+        found.append({"id": name, "tensor": placed.label, "constant": node.get_friendly_name(), "shape": list(node.get_output_shape(0))})
+        if placed.pieces.whole is None:
+            found[-1]["matrices"] = placed.pieces.to_json()
         for target in node.output(0).get_target_inputs():
             target.replace_source_output(parameter.output(0))
+        _turn_readers(parameter)
         parameters.append(parameter)
     ov_model.add_parameters(parameters)
     return found
+
+
+def _turn_readers(weight: Any) -> None:
+    """Let products read the weight itself where they read it with its last two axes exchanged: the exporter leaves that to be computed when saved."""
+    for use in weight.output(0).get_target_inputs():
+        node = use.get_node()
+        order = node.input_value(1).get_node() if node.get_type_name() == "Transpose" else None
+        if order is None or order.get_type_name() != "Constant":
+            continue
+        rank = len(order.data)
+        readers = [target.get_node() for target in node.output(0).get_target_inputs()]
+        if list(order.data) != [*range(rank - 2), rank - 1, rank - 2] or any(r.get_type_name() != "MatMul" for r in readers):
+            continue
+        for target in node.output(0).get_target_inputs():
+            side = "transpose_b" if target.get_index() else "transpose_a"
+            product = target.get_node()
+            product.set_attribute(side, not product.get_attributes()[side])
+            target.replace_source_output(weight.output(0))
 
 
 @contextlib.contextmanager

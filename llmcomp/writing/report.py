@@ -95,7 +95,7 @@ def make_report(
         "layers": layers,
         "folds": [dict(line) for line in done.folds],
         "permuted": [dict(line) for line in done.permuted],
-        "float_tensors": sorted(set(graph.skeleton.real) - {layer.tensor for layer in graph.layers}),
+        "float_tensors": sorted(set(graph.skeleton.real) - {tensor for source in graph.sources.values() for tensor in source.tensors}),
         "unused_tensors": graph.unused,
         "fallback": graph.skeleton.fallback,
         "verified": verified,

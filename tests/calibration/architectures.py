@@ -24,6 +24,18 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "opt": ("OPTConfig", {**SIZES, "ffn_dim": 128, "word_embed_proj_dim": 64, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}),
     "qwen3_moe": ("Qwen3MoeConfig", {**LLAMA, "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}),
 }
+MIXTURE = {**LLAMA, "head_dim": 16, "num_experts_per_tok": 2}
+EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
+    # Stored one by one; then under other names; then fused, inputs first, with biases; then beside experts that all tokens see.
+    "qwen3_moe": ("Qwen3MoeConfig", {**MIXTURE, "num_experts": 4, "moe_intermediate_size": 64}),
+    "mixtral": ("MixtralConfig", {**MIXTURE, "num_local_experts": 4}),
+    "gpt_oss": ("GptOssConfig", {**MIXTURE, "num_local_experts": 4}),
+    "qwen2_moe": (
+        "Qwen2MoeConfig",
+        {**MIXTURE, "num_experts": 4, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96, "decoder_sparse_step": 1},
+    ),
+    "phimoe": ("PhimoeConfig", {**MIXTURE, "num_local_experts": 4}),
+}
 
 
 def save(name: str, folder: Path) -> Any:
@@ -31,14 +43,14 @@ def save(name: str, folder: Path) -> Any:
     import torch
     import transformers
 
-    kind, settings = CONFIGS[name]
+    kind, settings = {**EXPERTS, **CONFIGS}[name]
     config = getattr(transformers, kind)(**settings)
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             # Norms and biases off their starting values: the exporter drops a product with ones and a sum with zeros.
-            if parameter.ndim == 1:
+            if parameter.ndim == 1 or key.endswith("_bias"):
                 parameter.add_(0.1 * torch.randn_like(parameter))
             elif "expert" not in key:
                 parameter.copy_(torch.randn_like(parameter) / parameter.shape[-1] ** 0.5)

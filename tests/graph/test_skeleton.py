@@ -70,12 +70,12 @@ def test_a_head_of_its_own_stays_and_an_equal_one_is_tied(tmp_path: Path) -> Non
         assert graph.unused == []
 
 
-def test_fused_experts_fall_back_aloud_and_are_compressed_all_the_same(tmp_path: Path) -> None:
+def test_experts_are_read_from_where_they_are(tmp_path: Path) -> None:
     folder = tmp_path / "moe"
     tiny_moe(folder)
     checkpoint = checkpoints.open(folder)
     skeleton = get_skeleton(checkpoint)
-    assert skeleton.fallback is not None and "experts" in skeleton.fallback
+    assert skeleton.fallback is None
     graph = ModelGraph(skeleton, checkpoint)
     weights = sum(layer.size for layer in graph.layers)
     total = sum(int(np.prod(t.shape)) for t in checkpoint.tensors.values() if len(t.shape) > 1)
