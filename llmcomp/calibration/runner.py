@@ -120,7 +120,7 @@ class OpenSection:
 
     def __init__(self, runner: Runner, section: Section) -> None:
         self.runner, self.section = runner, section
-        self._request = ov.Core().compile_model(section.model, "CPU", PROPERTIES).create_infer_request()
+        self._request = ov.Core().compile_model(runner.sections.with_stacks(section.model), "CPU", PROPERTIES).create_infer_request()
         self._sites_from = 0 if section.last and section.head is None else 1
         self._flat = len(section.model.input(HIDDEN).get_partial_shape()) == 2
         self._inputs = {port.get_any_name() for port in section.model.inputs}

@@ -33,7 +33,8 @@ class SegmentedSection:
     def __init__(self, runner: Runner, section: Section) -> None:
         self.runner, self.section, self._segments = runner, section, cut(section)
         self._requests = [
-            part.model and ov.Core().compile_model(part.model, "CPU", PROPERTIES).create_infer_request() for part in self._segments.parts
+            part.model and ov.Core().compile_model(runner.sections.with_stacks(part.model), "CPU", PROPERTIES).create_infer_request()
+            for part in self._segments.parts
         ]
 
     @property

@@ -7,19 +7,21 @@ the ambient values out of a second one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import openvino as ov
+from numpy.typing import NDArray
 from openvino import opset13 as ops
 
 from llmcomp.graph.blocks import Cutter
 from llmcomp.graph.layer import Layer
-from llmcomp.graph.model import ModelGraph
+from llmcomp.graph.model import ModelGraph, flat_rows
 
-HIDDEN, AMBIENT, WEIGHT = "llmcomp.hidden", "llmcomp.ambient.", "llmcomp.layer."
+HIDDEN, AMBIENT, WEIGHT, STACK = "llmcomp.hidden", "llmcomp.ambient.", "llmcomp.layer.", "llmcomp.stack."
 EMBEDDING, HEAD = "embedding", "head"
 """Names of the sections before and behind the blocks."""
 BY_ELEMENT = {"Result", "Convert", "Multiply", "Divide", "Add", "Subtract", "Tanh"}
@@ -66,6 +68,23 @@ class Sections:
     """Layer whose rows the token ids look up, as input of the first section with rows of any number."""
     undivided: str | None = None
     """Why all of the model is one section, None if each block is one."""
+    stacks: Mapping[str, Callable[[], NDArray[np.float32]]] = field(default_factory=dict)
+    """Input `llmcomp.stack.NAME` of a section -> the float values of a stack of experts, as the graph holds it."""
+
+    def with_stacks(self, model: ov.Model) -> ov.Model:
+        """The model of a section, or of a part of one, with stacks of experts in it: the CPU plugin multiplies by chosen experts with constants
+        only."""
+        if not any(port.get_any_name().startswith(STACK) for port in model.inputs):
+            return model
+        filled = model.clone()
+        for parameter in filled.get_parameters():
+            name = parameter.get_friendly_name()
+            if name.startswith(STACK):
+                values = self.stacks[name]()
+                for target in parameter.output(0).get_target_inputs():
+                    target.replace_source_output(ops.constant(values, shared_memory=True).output(0))
+                filled.remove_parameter(parameter)
+        return filled
 
 
 def divide(graph: ModelGraph, sites_wanted: Callable[[Layer], bool], logits: bool = False) -> Sections:
@@ -112,7 +131,9 @@ class Divider:
         except UndividedError as error:
             reason = str(error)
             groups, cuts = self._whole(tables)
-        # A stack of experts stays a constant: the CPU plugin multiplies by chosen experts with constants only.
+        for layer in self.graph.layers:
+            if len(layer.shape) > 2:
+                self._place_stack(layer)
         groups = [(EMBEDDING, tables), *((name, [x for x in layers if len(x.shape) == 2]) for name, layers in groups)]
         embedding = self._embedding(tables)
         for name, layers in groups:
@@ -121,7 +142,8 @@ class Divider:
         first_cut = self.order[cuts[0].get_name()]
         starts, ends = [None, *(_part(cut) for cut in cuts)], [*cuts, None]
         parts = tuple(self._section(name, layers, starts[i], ends[i] if i < len(cuts) else None) for i, (name, layers) in enumerate(groups))
-        return Sections(parts, self._ambient_model(first_cut), tuple(self.ambient.values()), embedding, reason)
+        stacks = {STACK + x.name: partial(_stack, self.graph, x) for x in self.graph.layers if len(x.shape) > 2}
+        return Sections(parts, self._ambient_model(first_cut), tuple(self.ambient.values()), embedding, reason, stacks)
 
     def _by_block(self, tables: Sequence[Layer]) -> tuple[list[tuple[str, list[Layer]]], list[Any]]:
         """Each block, what follows them if calibration wants it, and the hidden values in between, the first before the first block."""
@@ -207,6 +229,13 @@ class Divider:
             target.replace_source_output(parameter.output(0))
         self.placed[section, layer.name] = parameter
 
+    def _place_stack(self, layer: Layer) -> None:
+        source, *targets = self.readers[layer.name]
+        parameter = ops.parameter(source.get_output_partial_shape(0), ov.Type.f32, name=STACK + layer.name)
+        parameter.output(0).set_names({STACK + layer.name})
+        for target in targets:
+            target.replace_source_output(parameter.output(0))
+
     def _is_head(self, section: str, layer: Layer) -> bool:
         return self.logits and layer.last and section != EMBEDDING
 
@@ -259,7 +288,11 @@ class Divider:
                 value = port.get_source_output()
                 source = value.get_node()
                 kind = source.get_type_name()
-                if source.get_name() in inside or kind == "Constant" or source.get_friendly_name().startswith((HIDDEN, WEIGHT, AMBIENT)):
+                if (
+                    source.get_name() in inside
+                    or kind == "Constant"
+                    or source.get_friendly_name().startswith((HIDDEN, WEIGHT, AMBIENT, STACK))
+                ):
                     continue
                 if all(n.get_type_name() == "Constant" for n in _walk(source, _sources) if not n.get_input_size()):
                     continue
@@ -286,6 +319,11 @@ class Divider:
             parameters[name] = ops.parameter(value.get_partial_shape(), value.get_element_type(), name=name)
             parameters[name].output(0).set_names({name})
         return parameters[name]
+
+
+def _stack(graph: ModelGraph, layer: Layer) -> NDArray[np.float32]:
+    rows = np.asarray(graph.rows(layer, 0, flat_rows(layer)), np.float32).reshape(layer.shape)
+    return np.ascontiguousarray(rows.swapaxes(-1, -2)) if layer.transposed else np.ascontiguousarray(rows)
 
 
 def _part(cut: Any) -> Any:

@@ -48,7 +48,7 @@ def test_every_expert_is_compressed_and_runs_packed(tmp_path: Path, monkeypatch:
             experts = [layer for layer in report["layers"] if "experts" in layer["name"] and len(layer["shape"]) == 3]
             assert {layer["format"] for layer in experts} == {"int4_asym"} and all(layer["runs_packed"] for layer in experts)
             routers = [layer["format"] for layer in report["layers"] if layer["reason"] == "router"]
-            assert set(routers) == {"int8_asym"} and len(routers) == 2
+            assert set(routers) == {"int8_asym"} and len(routers) >= 2
     error = {kind: np.abs(one - wanted).max() / np.abs(wanted).max() for kind, one in found.items()}
     # Float rounding; then 8 bits, a step of 1/255 of a row's range, through two blocks.
     assert error["fp32"] < 1e-4 and error["int8"] < 0.05 and error["int8"] < error["int4"]
