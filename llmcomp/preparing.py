@@ -25,6 +25,7 @@ from llmcomp.graph.skeleton import get_skeleton
 from llmcomp.options import ExportOptions
 from llmcomp.running import Run
 from llmcomp.writing.finite import check_kept
+from llmcomp.writing.resume import SAMPLES, Unfinished
 from llmcomp.writing.tokenizer import Conversion
 
 Export = Callable[[ExportOptions], object]
@@ -65,6 +66,8 @@ class Data:
     tokenizer: Conversion | None
     samples: Samples | None
     export: Export
+    unfinished: Unfinished | None = None
+    """Where what is slow to make is kept for another run to go on with."""
 
     def finish_tokenizer(self) -> None:
         """The tokenizer's files are in the folder, if they are wanted at all."""
@@ -76,8 +79,14 @@ class Data:
     def get(self) -> Samples:
         self.finish_tokenizer()
         if self.samples is None:
-            with self.run.stage("own text"):
-                self.samples = _own_text(self.checkpoint, self.options, self.folder, self.export)
+            kept = self.unfinished.text(SAMPLES) if self.unfinished else None
+            if kept is not None:
+                self.samples = Samples.from_json(kept)
+            else:
+                with self.run.stage("own text"):
+                    self.samples = _own_text(self.checkpoint, self.options, self.folder, self.export)
+                if self.unfinished:
+                    self.unfinished.keep_text(SAMPLES, self.samples.to_json())
         self.run.use(self.samples)
         return self.samples
 

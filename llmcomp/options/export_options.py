@@ -94,6 +94,7 @@ class ExportOptions(BaseModel):
     seed: int = Field(default=0, ge=0)
 
     overwrite: bool = False
+    resume: bool = False
     no_tokenizer: bool = False
     verify: Literal["none", "structure", "full", "auto"] = "auto"
     eval: bool = False

@@ -454,6 +454,16 @@ OPTIONS: tuple[Option, ...] = (
         commands=ALL,
     ),
     Option(
+        "resume",
+        ("--resume",),
+        OUTPUT,
+        "Go on with what an interrupted export of the same work has left in OUT.partial, and end with the bytes that it would have given.",
+        kind="switch",
+        default=False,
+        in_recipe=False,
+        commands=(EXPORT,),
+    ),
+    Option(
         "no_tokenizer",
         ("--no-tokenizer", "--disable-convert-tokenizer"),
         OUTPUT,
