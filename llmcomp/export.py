@@ -160,7 +160,7 @@ def dry_run(options: ExportOptions, progress: Progress | None = None) -> Forecas
 def _identity(options: ExportOptions, checkpoint: Checkpoint, samples: Samples | None) -> dict[str, Any]:
     """What the work is, for a run that goes on with it: any of this may change bytes."""
     same = options.model_dump(
-        mode="json", exclude={*OF_THE_RUN, "model", "revision", "cache_dir", "dataset", "verify", "eval", "quality", "recipe"}
+        mode="json", exclude={*OF_THE_RUN, "model", "revision", "cache_dir", "adapter", "dataset", "verify", "eval", "quality", "recipe"}
     )
     files = {"plan": options.plan, "sensitivity": options.sensitivity, "eval_dataset": options.eval_dataset}
     contents = {name: xxhash.xxh3_128_hexdigest(path.read_bytes()) if path else None for name, path in files.items()}

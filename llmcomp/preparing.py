@@ -33,7 +33,9 @@ Export = Callable[[ExportOptions], object]
 
 
 def open_checkpoint(options: ExportOptions) -> Checkpoint:
-    checkpoint = checkpoints.open(options.model, revision=options.revision, token=options.token, cache_dir=options.cache_dir)
+    checkpoint = checkpoints.open(
+        options.model, revision=options.revision, token=options.token, cache_dir=options.cache_dir, adapter=options.adapter
+    )
     if not options.no_tokenizer:
         checkpoint.check_tokenizer()
     return checkpoint
@@ -111,7 +113,7 @@ def prepared(options: ExportOptions, run: Run, looks_at_data: bool, export: Expo
 def _own_text(checkpoint: Checkpoint, options: ExportOptions, folder: Path, export: Export) -> Samples:
     """Text that the model's own data-free int4 result writes; `folder` has the tokenizer, and room for that model while it writes."""
     with TemporaryDirectory(prefix=".own-text-", dir=folder) as scratch:
-        same = options.model_dump(include={"model", "task", "revision", "cache_dir", "trust_remote_code"})
+        same = options.model_dump(include={"model", "task", "revision", "cache_dir", "adapter", "trust_remote_code"})
         plain = Path(scratch) / "int4"
         export(ExportOptions(**same, token=options.token, output=plain, no_tokenizer=True, verify="none"))
         stored = checkpoint.folder / "generation_config.json" if checkpoint.folder is not None else None

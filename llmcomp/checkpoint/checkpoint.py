@@ -39,6 +39,8 @@ class Checkpoint(ABC):
     config: dict[str, Any]
     generation_config: dict[str, Any] | None
     tensors: Mapping[str, TensorInfo]
+    plain: bool = True
+    """Whether transformers' own loader finds the same values in `folder`."""
     side_files: list[Path]
     """Small files to copy into the output."""
     open_arguments: dict[str, Any]

@@ -44,7 +44,7 @@ class FolderCheckpoint(Checkpoint):
         self.open_arguments = {"source": str(folder)}
         self.config = _config(folder)
         _refuse_quantized(folder, self.config)
-        self.generation_config = _json(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else None
+        self.generation_config = read_json(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else None
         self.tensors = _tensors(folder)
         self.side_files = [p for p in (folder / n for n in SIDE_FILES) if p.is_file()] + sorted(folder.glob("*.py"))
 
@@ -89,7 +89,8 @@ class FolderCheckpoint(Checkpoint):
         return hashlib.sha256(json.dumps([stats, headers, self.config], sort_keys=True).encode()).hexdigest()
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from an untrusted file."""
     try:
         value = json.loads(path.read_text(encoding="utf8"))
     except (ValueError, RecursionError) as error:
@@ -108,7 +109,7 @@ def _config(folder: Path) -> dict[str, Any]:
         )
     if not (folder / "config.json").is_file():
         raise CheckpointError(str(folder), "no config.json in it", _instead_of_config(folder))
-    return _json(folder / "config.json")
+    return read_json(folder / "config.json")
 
 
 def _instead_of_config(folder: Path) -> str:
@@ -155,7 +156,7 @@ def _tensors(folder: Path) -> dict[str, TensorInfo]:
 
 
 def _indexed(folder: Path) -> dict[str, TensorInfo]:
-    index = _json(folder / INDEX)
+    index = read_json(folder / INDEX)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
         raise CheckpointError(str(folder / INDEX), "its weight_map is no map of tensors to files", "Download the index again")

@@ -96,9 +96,11 @@ def trace(job: dict[str, Any], out: Path) -> dict[str, Any]:
             model, addresses, real = _empty_model(checkpoint, folder, auto_class, job["trust_remote_code"])
             found = _export(model, addresses, task, out, job["trust_remote_code"], allow_large=False)
         except ContractError as error:
-            if checkpoint.folder is None:
+            if checkpoint.folder is None or not checkpoint.plain:
                 raise ArchitectureError(
-                    checkpoint.source, f"the skeleton cannot be made: {error}", "Export the safetensors checkpoint of this model instead."
+                    checkpoint.source,
+                    f"the skeleton cannot be made: {error}",
+                    "Export a plain safetensors checkpoint of this model instead.",
                 ) from None
             reason = str(error)
             model, addresses, real = _mapped_model(checkpoint, folder, auto_class, job["trust_remote_code"])

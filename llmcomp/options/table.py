@@ -89,6 +89,16 @@ OPTIONS: tuple[Option, ...] = (
         commands=ALL,
     ),
     Option(
+        "adapter",
+        ("--adapter",),
+        SOURCE,
+        "Folder with a PEFT LoRA adapter (rsLoRA, DoRA, saved modules) to merge into the weights as they are read.",
+        kind="path",
+        metavar="FOLDER",
+        in_recipe=False,
+        commands=ALL,
+    ),
+    Option(
         "trust_remote_code",
         ("--trust-remote-code",),
         SOURCE,
