@@ -61,7 +61,7 @@ def test_what_is_read_is_what_peft_merges(tmp_path: Path, kind: str) -> None:
             np.testing.assert_array_equal(opened.rows(tensor, 3, 7), opened.read(tensor)[3:7])
             np.testing.assert_array_equal(opened.picked(tensor, np.array([5, 0])), opened.read(tensor)[[5, 0]])
         changed += not np.array_equal(plain.read(tensor), wanted)
-    assert changed >= 4
+    assert changed >= 3
     assert opened.fingerprint() != plain.fingerprint() and opened.values_digest() != plain.values_digest()
 
 
