@@ -9,6 +9,7 @@ read first: this file, then calibration/runner.py
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,13 +21,14 @@ from numpy.typing import NDArray
 
 from llmcomp.adapting import Stored, correct
 from llmcomp.algorithms import awq, equalize, target
+from llmcomp.calibration.experts import Experts, Routed, gather, routed_to, spread
 from llmcomp.calibration.runner import Runner, first_weights
 from llmcomp.calibration.segmented import SegmentedSection, Stream
 from llmcomp.calibration.statistics import SiteStatistics
 from llmcomp.errors import CalibrationError
 from llmcomp.fitting import fit_table
-from llmcomp.formats import ADAPTIVE
-from llmcomp.graph.factors import Factors, make_factors
+from llmcomp.formats import ADAPTIVE, CompressedWeight
+from llmcomp.graph.factors import NO_FACTORS, Factors, make_factors
 from llmcomp.graph.folds import Fold
 from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph, flat_rows
@@ -39,6 +41,8 @@ TARGET_ROWS = 256
 """Rows whose targets are solved for together."""
 FOLD_TOKENS = 2048
 """Tokens by which AWQ chooses factors where layers are compressed in turn, or as many as a site has inputs: all would cost a second pass."""
+LEAST_TOKENS = 64
+"""Tokens below which an expert's own say too little of its inputs."""
 KEEP_SECONDS = 10.0
 """Between two times that the state is kept: small blocks are computed faster than their hidden states are written."""
 SAMPLED_ROWS = 64
@@ -57,6 +61,8 @@ class Keeper(Protocol):
     def keep_state(self, number: int, values: Mapping[str, Any], arrays: Mapping[str, Sequence[NDArray[np.float32]]]) -> None: ...
 
 
+Keep = Callable[[str, CompressedWeight, tuple[float, float], float, dict[str, Any]], None]
+"""(layer, its compressed weight, squares of its error and of itself, seconds, a line for the report)."""
 Chosen = tuple[NDArray[np.float32], dict[str, Any]]
 """Factors of a fold and what the report says of them."""
 
@@ -175,8 +181,11 @@ class _Stage:
 
     def compress(self, runner: Runner, section: Section, folds: Sequence[Fold]) -> list[Chosen]:
         """Compress a section for inputs of the float model, and push these through it; returns factors and a line for each fold."""
-        weights, opened = self.read_all(section), runner.open(section)
-        hessians = _by_layer(section.sites, opened.observe(weights, advance=True, moments_only=True))
+        weights = self.read_all(section)
+        if section.mixture is not None:
+            hessians = self._observe_in_turn(runner, section, weights)
+        else:
+            hessians = _by_layer(section.sites, runner.open(section).observe(weights, advance=True, moments_only=True))
         found, factors = self._choose(folds, weights, hessians)
         by_name = {layer.name: layer for layer in section.layers}
         for names in section.sites:
@@ -186,17 +195,43 @@ class _Stage:
             self._compress_site(self._asked(names, by_name), weights, hessian, factors)
         return found
 
+    def _observe_in_turn(
+        self, runner: Runner, section: Section, weights: Mapping[str, NDArray[np.float32]]
+    ) -> dict[str, NDArray[np.float32]]:
+        """Push the float hidden states through a section, from site to site, its experts compressed on the way; H of each layer."""
+        opened, stream = SegmentedSection(runner, section), Stream(runner.hidden)
+        found: dict[str, NDArray[np.float32]] = {}
+        opened.advance(0, stream, weights)
+        for site, names in enumerate(opened.sites):
+            if opened.has_experts(site):
+                opened.give(stream, self._compress_experts(opened.routed(site, stream), section))
+            else:
+                found |= dict.fromkeys(names, opened.moments(site, stream))
+            opened.advance(site + 1, stream, weights)
+        if not section.last:
+            runner.hidden = opened.out(stream)
+        return found
+
     def compress_in_turn(self, runner: Runner, section: Section, folds: Sequence[Fold]) -> list[Chosen]:
         """As `compress`, for inputs that the layers before have given as they are after compression, in this section, too."""
         weights, by_name = self.read_all(section), {layer.name: layer for layer in section.layers}
         opened, stream = SegmentedSection(runner, section), Stream(runner.hidden)
         asked = folds if self.plan.folds == "awq" else []
-        found, factors = self._choose(folds, weights, opened.observe(weights, FOLD_TOKENS) if asked else {})
+        found, factors = self._choose(
+            folds, weights, opened.observe(weights, FOLD_TOKENS, partial(self._float_experts, section=section)) if asked else {}
+        )
         floats = Stream(self.floats) if self.plan.target_correction else None
         for one in (stream, floats):
             if one is not None:
                 opened.advance(0, one, weights)
         for site, names in enumerate(opened.sites):
+            if opened.has_experts(site):
+                opened.give(stream, self._compress_experts(opened.routed(site, stream), section))
+                if floats is not None:
+                    opened.give(floats, self._float_experts(opened.routed(site, floats), section))
+                    opened.advance_floats(site + 1, floats, stream, weights)
+                opened.advance(site + 1, stream, weights)
+                continue
             hessian, pulls = opened.moments(site, stream), {}
             if floats is not None:
                 pulls = self._pulls(opened, site, floats, stream, weights)
@@ -269,11 +304,12 @@ class _Stage:
         hessian: NDArray[np.float32],
         factors: Factors,
         pulls: Mapping[str, NDArray[np.float32]] = {},
+        keep: Keep | None = None,
     ) -> dict[str, NDArray[np.float32]]:
         """Compress the layers that share a site and hand them on; returns what they are now, without the factors, if that is of use.
 
         `hessian` is that of the inputs with the factors in them afterwards: at thousands of channels a copy counts. `pulls`: what the
-        outputs of the layers should make up for, P of `algorithms.target`.
+        outputs of the layers should make up for, P of `algorithms.target`. `keep` takes the results in place of the writer.
         """
         if not layers:
             return {}
@@ -300,12 +336,81 @@ class _Stage:
             if self.schemes[layer.name].adapter_rank:
                 back, told = self._correct(layer, aim, back, moments, told)
             difference = back - w
-            error = float(np.vdot(difference, difference)) / max(float(np.vdot(w, w)), TINY)
+            squares = float(np.vdot(difference, difference)), float(np.vdot(w, w))
+            if keep is not None:
+                keep(layer.name, one.weight, squares, seconds * layer.size, told)
+                found[layer.name] = back
+                continue
+            error = squares[0] / max(squares[1], TINY)
             self.put(layer, one.weight, error, seconds * layer.size)
             self.told[layer.name] = told
             if self.second_order:
                 found[layer.name] = back / columns / rows
         return found
+
+    def _compress_experts(self, batches: Sequence[Routed], section: Section) -> list[NDArray[np.float32]]:
+        """Compress the experts of a section one after the other, each for the tokens that are routed to it; returns what they give each batch.
+
+        An expert that few tokens reach is compressed for tokens of all kinds. With second-order rounding each stack sees what comes out of the
+        compressed ones before it, and so does what follows.
+        """
+        mixture = section.mixture
+        assert mixture is not None
+        experts, by_name = Experts(mixture), {layer.name: layer for layer in mixture.stacks}
+        made = {layer.name: _Stack() for layer in mixture.stacks if self._calibrates_stack(layer)}
+        sums: list[NDArray[np.float32]] = []
+        for expert in range(mixture.experts):
+            weights = {layer.name: self._read_expert(layer, expert) for layer in mixture.stacks}
+            chosen = routed_to(expert, batches)
+            x = gather(batches, chosen)
+            few = len(x) < LEAST_TOKENS
+            seen = np.concatenate([batch.tokens for batch in batches])[:FOLD_TOKENS] if few else x
+            now = dict(weights)
+            for site, names in enumerate(mixture.sites):
+                asked = [by_name[name] for name in names if name in made]
+                if not asked:
+                    continue
+                # With second-order rounding the sites behind compressed stacks, else the float model's.
+                given = experts.run(expert, now if self.second_order else weights, seen)[1][site]
+                found = self._compress_site(
+                    asked, weights, _second_moment(given), NO_FACTORS, keep=lambda name, *rest: made[name].add(*rest)
+                )
+                now |= found
+            for name in made:
+                made[name].count(len(x), few)
+            y = experts.run(expert, now if self.second_order else weights, x)[0] if len(x) else np.zeros((0, 1), np.float32)
+            if not sums and len(x):
+                sums = [np.zeros((len(batch.tokens), y.shape[-1]), np.float32) for batch in batches]
+            if len(x):
+                spread(expert, batches, chosen, y, sums)
+        for name, stack in made.items():
+            weight, error, seconds, told = stack.joined()
+            self.put(by_name[name], weight, error, seconds)
+            self.told[name] = told
+        return sums
+
+    def _float_experts(self, batches: Sequence[Routed], section: Section) -> list[NDArray[np.float32]]:
+        """What the experts of the float model give each batch."""
+        mixture = section.mixture
+        assert mixture is not None
+        experts, sums = Experts(mixture), list[NDArray[np.float32]]()
+        for expert in range(mixture.experts):
+            chosen = routed_to(expert, batches)
+            x = gather(batches, chosen)
+            if len(x):
+                y = experts.run(expert, {layer.name: self._read_expert(layer, expert) for layer in mixture.stacks}, x)[0]
+                sums = sums or [np.zeros((len(batch.tokens), y.shape[-1]), np.float32) for batch in batches]
+                spread(expert, batches, chosen, y, sums)
+        return sums
+
+    def _calibrates_stack(self, layer: Layer) -> bool:
+        return self.schemes[layer.name].is_calibrated and self.schemes[layer.name].format != ADAPTIVE
+
+    def _read_expert(self, layer: Layer, expert: int) -> NDArray[np.float32]:
+        out = layer.shape[-2]
+        rows = self.graph.rows(layer, expert * out, (expert + 1) * out)
+        self.check(layer, rows)
+        return np.asarray(rows, np.float32)
 
     def _targets(
         self, weights: Sequence[NDArray[np.float32]], pulls: Sequence[NDArray[np.float32]], hessian: NDArray[np.float32]
@@ -332,6 +437,52 @@ class _Stage:
             "rounded_loss": told["loss"],
             "adapters": "kept" if found.helps else "zeros",
         }
+
+
+class _Stack:
+    """The experts of one stack, as they are compressed."""
+
+    def __init__(self) -> None:
+        self.weights: list[CompressedWeight] = []
+        self.told: list[dict[str, Any]] = []
+        self.tokens: list[int] = []
+        self.few: list[int] = []
+        self.squares, self.seconds = np.zeros(2), 0.0
+
+    def add(self, weight: CompressedWeight, squares: tuple[float, float], seconds: float, told: dict[str, Any]) -> None:
+        self.weights.append(weight)
+        self.told.append(told)
+        self.squares += squares
+        self.seconds += seconds
+
+    def count(self, tokens: int, few: bool) -> None:
+        self.few += [len(self.tokens)] if few else []
+        self.tokens.append(tokens)
+
+    def joined(self) -> tuple[CompressedWeight, float, float, dict[str, Any]]:
+        """All experts below each other, the relative squared error of their weights, seconds, and a line for the report."""
+        first = self.weights[0]
+        parts = [(one.codes, one.scale, one.zero_point) for one in self.weights]
+        codes, scale = (np.concatenate([part[i] for part in parts]) for i in range(2))
+        zeros = None if first.zero_point is None else np.concatenate([part[2] for part in parts if part[2] is not None])
+        shape = (len(codes), first.shape[1])
+        kept = Counter(str(told["kept"]) for told in self.told)
+        told = {
+            "loss": float(np.mean([told["loss"] for told in self.told])),
+            "plain_loss": float(np.mean([told["plain_loss"] for told in self.told])),
+            "kept": kept.most_common(1)[0][0],
+            "experts_kept": dict(kept),
+            "tokens": self.tokens,
+            "few_tokens": self.few,
+        }
+        weight = replace(first, shape=shape, codes=codes, scale=scale, zero_point=zeros)
+        return weight, float(self.squares[0] / max(self.squares[1], TINY)), self.seconds, told
+
+
+def _second_moment(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    statistics = SiteStatistics.empty(x.shape[-1])
+    statistics.add_products(x)
+    return statistics.take_second_moment()
 
 
 def _by_layer(sites: Sequence[Sequence[str]], statistics: Sequence[SiteStatistics]) -> dict[str, NDArray[np.float32]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from llmcomp import formats, kernels, planning
 from llmcomp.algorithms.search import search
-from llmcomp.calibrating import calibrate, inner_folds, input_power
+from llmcomp.calibrating import LEAST_TOKENS, calibrate, inner_folds, input_power
 from llmcomp.calibration import Samples
 from llmcomp.fitting import fit_tables
 from llmcomp.folding import choose_folds, fold
@@ -85,8 +85,12 @@ def _sections(graph: ModelGraph, plan: Plan, run: Run) -> tuple[Sections | None,
         return None, plan
     with run.stage("divide"):
         schemes = plan.schemes
-        sections = divide(graph, lambda layer: schemes[layer.name].is_calibrated or planning.is_low(schemes[layer.name].format))
+        sections = divide(
+            graph, lambda layer: schemes[layer.name].is_calibrated or planning.is_low(schemes[layer.name].format), experts=True
+        )
         reached = {name for section in sections.parts for site in section.sites for name in site}
+        stacks = [layer.name for section in sections.parts if section.mixture for layer in section.mixture.stacks]
+        reached |= {name for name in stacks if schemes[name].format != formats.ADAPTIVE}
         plan, missed = plan.without_calibration(reached)
     if sections.undivided:
         run.warn(f"calibrated in one pass over the whole model, in memory: {sections.undivided}")
@@ -136,6 +140,14 @@ def _compress(
                     hand_on = writer.put, writer.check_finite
                     calibrated = calibrate(graph, seen, folds, sections, samples.rows, *hand_on, Path(scratch), unfinished)
                     factors, folded = calibrated.factors, calibrated.folds
+                few = {name: told["few_tokens"] for name, told in calibrated.layers.items() if told.get("few_tokens")}
+                if few:
+                    name, numbers = next(iter(few.items()))
+                    count = sum(map(len, few.values()))
+                    run.warn(
+                        f"{count} experts saw fewer than {LEAST_TOKENS} tokens, number {numbers[0]} of {name} for one: they are compressed for "
+                        "tokens of all kinds; more samples would reach them"
+                    )
                 if calibrated.unmoved:
                     first = calibrated.unmoved[0]
                     run.warn(f"{len(calibrated.unmoved)} layers read nothing but zeros, {first} for one: the data says nothing of them")
@@ -165,7 +177,8 @@ def _reached(graph: ModelGraph, schemes: Mapping[str, Scheme], sections: Section
     if sections is None:
         return lambda _: True
     last = unfinished.reached()
-    ahead = {layer.name for section in sections.parts[last + 2 :] for layer in section.layers if schemes[layer.name].is_calibrated}
+    layers = [x for section in sections.parts[last + 2 :] for x in (*section.layers, *(section.mixture.stacks if section.mixture else ()))]
+    ahead = {layer.name for layer in layers if schemes[layer.name].is_calibrated}
     return lambda name: name.removesuffix("/lora_A").removesuffix("/lora_B") not in ahead
 
 

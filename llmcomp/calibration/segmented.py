@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, repeat
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 
+from llmcomp.calibration.experts import Routed
 from llmcomp.calibration.runner import PROPERTIES, Runner, Weights, oriented
 from llmcomp.calibration.statistics import CrossProducts, SiteStatistics
 from llmcomp.graph.sections import HIDDEN, Section
@@ -42,19 +43,43 @@ class SegmentedSection:
         """Names of the layers that read each site, in the order of computation."""
         return self._segments.sites
 
+    def has_experts(self, site: int) -> bool:
+        """Whether a site is what the section's experts read."""
+        return self.section.mixture is not None and self.sites[site] == (self.section.mixture.name,)
+
+    def routed(self, site: int, stream: Stream) -> list[Routed]:
+        """Of each batch what the experts read, and who reads what."""
+        routing = self._segments.routing
+        assert routing is not None
+        return [Routed(x, values[routing]) for x, values in zip(self.inputs(site, stream), stream.batches, strict=True)]
+
+    def give(self, stream: Stream, sums: Sequence[NDArray[np.float32]]) -> None:
+        """What the experts make of each batch [tokens, out]."""
+        mixture = self.section.mixture
+        assert mixture is not None
+        rank = len(next(port for port in self.section.model.inputs if port.get_any_name() == mixture.name).get_partial_shape())
+        for values, total in zip(stream.batches, sums, strict=True):
+            values[mixture.name] = self.runner.keep(total.reshape(len(total), *(1,) * (rank - 2), total.shape[-1]))
+
     def alone(self, site: int) -> list[str]:
         """Layers of a site whose outputs are not added to anything."""
         return [name for name in self.sites[site] if name not in self._segments.parts[site + 1].sums]
 
-    def observe(self, weights: Weights, tokens: int) -> dict[str, NDArray[np.float32]]:
+    def observe(
+        self, weights: Weights, tokens: int, experts: Callable[[Sequence[Routed]], Sequence[NDArray[np.float32]]]
+    ) -> dict[str, NDArray[np.float32]]:
         """H [in, in] of each layer that reads a site with these weights in the section, from the first batches that hold so many tokens, or as
-        many as the widest site has inputs."""
+        many as the widest site has inputs. `experts` gives what those of the section make of what they read."""
         found: dict[str, NDArray[np.float32]] = {}
-        wanted = max([tokens, *(weights[names[0]].shape[-1] for names in self.sites)])
+        sites = [k for k in range(len(self.sites)) if not self.has_experts(k)]
+        wanted = max([tokens, *(weights[self.sites[k][0]].shape[-1] for k in sites)])
         held = list(accumulate(batch.size for batch in self.runner.batches))
         stream = Stream(self.runner.hidden[: bisect_left(held, wanted) + 1])
         for segment, names in enumerate(self.sites):
             self.advance(segment, stream, weights)
+            if self.has_experts(segment):
+                self.give(stream, experts(self.routed(segment, stream)))
+                continue
             found |= dict.fromkeys(names, self.moments(segment, stream))
         return found
 

@@ -19,6 +19,7 @@ from openvino import opset13 as ops
 
 from llmcomp.graph.blocks import Cutter
 from llmcomp.graph.layer import Layer
+from llmcomp.graph.mixtures import MIXTURE, Found, Mixture, find_mixture
 from llmcomp.graph.model import ModelGraph, flat_rows
 
 HIDDEN, AMBIENT, WEIGHT, STACK = "llmcomp.hidden", "llmcomp.ambient.", "llmcomp.layer.", "llmcomp.stack."
@@ -52,6 +53,9 @@ class Section:
     """It ends with the model: no hidden state comes out."""
     head: Layer | None = None
     """The layer whose products, the logits, are its first output, where they were asked for."""
+    mixture: Mixture | None = None
+    """Its experts, where they were wanted apart: what they give is the input of that name, and the last two outputs are what they read and how it is
+    routed."""
     any_rows: bool = False
     """Any rows of `head` may be given, for logits of these tokens alone; never where all of the model would run for each part."""
 
@@ -87,17 +91,17 @@ class Sections:
         return filled
 
 
-def divide(graph: ModelGraph, sites_wanted: Callable[[Layer], bool], logits: bool = False) -> Sections:
+def divide(graph: ModelGraph, sites_wanted: Callable[[Layer], bool], logits: bool = False, experts: bool = False) -> Sections:
     """The sections of a graph: what lies before the first block, each block, and what lies behind the last.
 
     Sites are given out for the layers that `sites_wanted` names. What follows the last block is left out if it holds no such layer, unless
     `logits` are wanted; then a table tied to the last layer is in the first section and in the last. Where blocks cannot be told apart
-    everything behind the embedding is one section.
+    everything behind the embedding is one section. With `experts` those of a block are taken out of it where they have the form of a `Mixture`.
 
     Raises:
         UndividedError: not even that can be cut out, or a state does not start empty.
     """
-    return Divider(graph, sites_wanted, logits).divide()
+    return Divider(graph, sites_wanted, logits, experts).divide()
 
 
 def take_orders(sections: Sections, graph: ModelGraph) -> None:
@@ -111,8 +115,8 @@ def take_orders(sections: Sections, graph: ModelGraph) -> None:
 
 
 class Divider:
-    def __init__(self, graph: ModelGraph, sites_wanted: Callable[[Layer], bool], logits: bool = False) -> None:
-        self.graph, self.sites_wanted, self.logits = graph, sites_wanted, logits
+    def __init__(self, graph: ModelGraph, sites_wanted: Callable[[Layer], bool], logits: bool = False, experts: bool = False) -> None:
+        self.graph, self.sites_wanted, self.logits, self.experts = graph, sites_wanted, logits, experts
         self.model = ov.Core().read_model(graph.skeleton.xml)
         self.order = {node.get_name(): i for i, node in enumerate(self.model.get_ordered_ops())}
         self.readers = {layer.name: self._readers(layer) for layer in graph.layers}
@@ -120,6 +124,8 @@ class Divider:
         """(place of an operation in the model's order, output) -> name of the ambient value."""
         self.placed: dict[tuple[str, str], Any] = {}
         """(name of a section, of a layer) -> the f32 Parameter that stands for it there."""
+        self.stacks: dict[str, Any] = {}
+        """Name of a stack of experts -> the Parameter that stands for it."""
 
     def divide(self) -> Sections:
         _forget_state(self.model)
@@ -235,6 +241,7 @@ class Divider:
         parameter.output(0).set_names({STACK + layer.name})
         for target in targets:
             target.replace_source_output(parameter.output(0))
+        self.stacks[layer.name] = parameter
 
     def _is_head(self, section: str, layer: Layer) -> bool:
         return self.logits and layer.last and section != EMBEDDING
@@ -247,9 +254,17 @@ class Divider:
                 if node.get_type_name() == "MatMul" and self.sites_wanted(layer):
                     source = node.input_value(0)
                     sites.setdefault((source.get_node().get_name(), source.get_index()), (source, []))[1].append(layer.name)
+        found = self._mixture(layers) if end is not None else None
         ends_with = end.output(0) if end is not None else self.model.get_results()[0].input_value(0) if self.logits else None
         outputs = [*([ends_with] if ends_with is not None else []), *(source for source, _ in sites.values())]
         seeds = [start] if start is not None else [self.placed[name, x.name] for x in layers]
+        if found is not None:
+            outputs += [found.tokens, found.routing]
+            given = ops.parameter(found.total.get_partial_shape(), ov.Type.f32, name=found.mixture.name)
+            given.output(0).set_names({found.mixture.name})
+            for target in found.total.get_target_inputs():
+                target.replace_source_output(given.output(0))
+            seeds.append(given)
         inside = self._inside(seeds, [o.get_node() for o in outputs])
         ambient = self._cut_ambient(inside) if start is not None else ()
         results = [ops.result(o) for o in outputs]
@@ -262,8 +277,17 @@ class Divider:
             tuple(tuple(readers) for _, readers in sites.values()),
             end is None,
             head,
+            found.mixture if found is not None else None,
             head is not None and self.placed[name, head.name].get_partial_shape().is_dynamic,
         )
+
+    def _mixture(self, layers: Sequence[Layer]) -> Found | None:
+        """The experts of the block that these layers are in."""
+        blocks = {x.block for x in layers}
+        stacks = [x for x in self.graph.layers if len(x.shape) > 2 and x.block in blocks]
+        if not self.experts or not stacks or len(blocks) != 1:
+            return None
+        return find_mixture(blocks.pop() or 0, stacks, lambda x: self.stacks[x.name])
 
     def _inside(self, seeds: Iterable[Any], ends: Iterable[Any]) -> dict[str, Any]:
         """Operations that depend on the seeds' values and that the ends depend on."""
@@ -291,7 +315,7 @@ class Divider:
                 if (
                     source.get_name() in inside
                     or kind == "Constant"
-                    or source.get_friendly_name().startswith((HIDDEN, WEIGHT, AMBIENT, STACK))
+                    or source.get_friendly_name().startswith((HIDDEN, WEIGHT, AMBIENT, STACK, MIXTURE))
                 ):
                     continue
                 if all(n.get_type_name() == "Constant" for n in _walk(source, _sources) if not n.get_input_size()):

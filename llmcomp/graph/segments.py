@@ -13,6 +13,7 @@ from typing import Any
 import openvino as ov
 from openvino import opset13 as ops
 
+from llmcomp.graph.mixtures import MIXTURE
 from llmcomp.graph.sections import HIDDEN, WEIGHT, Section
 
 CARRIED = "llmcomp.carried."
@@ -48,6 +49,8 @@ class Segments:
     """The value that each site is."""
     out: str | None
     """The outgoing hidden state, if there is one."""
+    routing: str | None = None
+    """How the tokens of the section's mixture are routed; the mixture is a site like others, of its own name alone."""
 
 
 def cut(section: Section) -> Segments:
@@ -62,14 +65,22 @@ class _Cutter:
         self.place = {node.get_name(): i for i, node in enumerate(self.nodes)}
         results = [result.input_value(0) for result in self.model.get_results()]
         self.out = None if section.last else results[0]
-        sources = results[0 if section.last else 1 :]
+        first = 0 if section.last else 1
+        count = first + len(section.sites)
+        pairs = [(source, names, source) for source, names in zip(results[first:count], section.sites, strict=True)]
+        self.routing = None
+        if section.mixture is not None:
+            tokens, self.routing = results[count:]
+            pairs.append((tokens, (section.mixture.name,), self.routing))
         # A site in front of another in the order of the graph cannot depend on it.
-        pairs = sorted(zip(sources, section.sites, strict=True), key=lambda pair: self.place[pair[0].get_node().get_name()])
-        self.sources, self.sites = [source for source, _ in pairs], tuple(names for _, names in pairs)
+        pairs.sort(key=lambda pair: self.place[pair[2].get_node().get_name()])
+        self.sources, self.sites = [source for source, *_ in pairs], tuple(names for _, names, _ in pairs)
 
     def cut(self) -> Segments:
         self.segment_of = self._segments()
-        hidden = [(i, 0) for i, node in enumerate(self.nodes) if node.get_friendly_name() == HIDDEN]
+        hidden = [(i, 0) for i, node in enumerate(self.nodes) if node.get_friendly_name().startswith((HIDDEN, MIXTURE))]
+        if self.routing is not None:
+            hidden.append(self._key(self.routing))
         wanted = {*hidden, *(self._key(v) for v in [*self.sources, *([self.out] if self.out is not None else [])])}
         self.names: dict[tuple[int, int], str] = {}
         sums = {name: self._key(value) for name, value in self._sums().items()}
@@ -82,16 +93,19 @@ class _Cutter:
             self.names[key] = self._name(key)
         takes = [self._takes(k) for k in range(len(self.sites) + 1)]
         ends = [self.names[self._key(source)] for source in self.sources]
+        routing = None if self.routing is None else self.names[self._key(self.routing)]
         out = None if self.out is None else self.names[self._key(self.out)]
         parts = []
         for k, taken in enumerate(takes):
             later = {name for other in takes[k + 1 :] for name in other} | set(ends[k:]) | ({out} if out else set())
+            if routing and any(names[0].startswith(MIXTURE) for names in self.sites[k:]):
+                later.add(routing)
             gives = [key for key in self.names if self._gives(key, k)]
             here = {name: self.names[key] for name, key in sums.items() if self.segment_of[key[0]] == k}
             model = self._model(k, gives) if gives else None
             dropped = {*taken, *(self.names[key] for key in gives), *ends[:k]} - later
             parts.append(Segment(model, tuple(taken), tuple(self.names[key] for key in gives), tuple(sorted(dropped)), here))
-        return Segments(tuple(parts), self.sites, tuple(ends), out)
+        return Segments(tuple(parts), self.sites, tuple(ends), out, routing)
 
     def _segments(self) -> list[int | None]:
         """For each operation its segment; None for what depends on neither hidden states nor weights, which each segment has for itself."""
@@ -101,7 +115,7 @@ class _Cutter:
             name = node.get_friendly_name()
             above = [found[self.place[v.get_node().get_name()]] for v in node.input_values()]
             inside = [k for k in above if k is not None]
-            if node.get_type_name() == "Parameter" and name.startswith((HIDDEN, WEIGHT)):
+            if node.get_type_name() == "Parameter" and name.startswith((HIDDEN, WEIGHT, MIXTURE)):
                 layer = name.removeprefix(WEIGHT)
                 inside.append(site_of[layer] + 1 if layer in site_of else 0)
             found.append(max(inside) if inside else None)
@@ -147,7 +161,8 @@ class _Cutter:
             for node in self.nodes
             if self.segment_of[self.place[node.get_name()]] == k
             for port in node.inputs()
-            if self._crosses(port.get_source_output(), node) or port.get_source_output().get_node().get_friendly_name() == HIDDEN
+            if self._crosses(port.get_source_output(), node)
+            or port.get_source_output().get_node().get_friendly_name().startswith((HIDDEN, MIXTURE))
         }
         return sorted(found)
 

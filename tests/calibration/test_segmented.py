@@ -93,7 +93,7 @@ def test_factors_are_chosen_by_a_part_of_the_tokens_but_no_fewer_than_inputs(tmp
         runner.start(weights)
         opened, before = SegmentedSection(runner, sections.parts[1]), [x.copy() for x in runner.hidden]
         for tokens, rows in ((1, 2), (widest + 32, 2), (widest + 33, 3), (10**6, 3)):
-            stream, found = Stream(runner.hidden[:rows]), opened.observe(weights, tokens)
+            stream, found = Stream(runner.hidden[:rows]), opened.observe(weights, tokens, list)
             for site, names in enumerate(opened.sites):
                 opened.advance(site, stream, weights)
                 assert all(np.array_equal(found[name], opened.moments(site, stream)) for name in names)
