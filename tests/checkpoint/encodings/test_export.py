@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from llmcomp import checkpoint
 from llmcomp.errors import ArchitectureError
 from llmcomp.export import export
 from llmcomp.options import ExportOptions
-from tests.checkpoint.encodings import test_compressed_tensors, test_fp8, test_gptq
+from tests.calibration import architectures
+from tests.checkpoint.encodings import test_compressed_tensors, test_fp8, test_gptq, test_mxfp4
 from tests.checkpoint.encodings.store import save
 from tests.test_path import logits
 from tests.tiny import tiny_llama
 
-IDS = np.array([[5, 9, 300, 17, 42, 8, 111, 3]])
+IDS = np.array([[5, 9, 90, 17, 42, 8, 11, 3]])
 
 
 def fp8(name: str, weight: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -37,11 +40,22 @@ def compressed(name: str, weight: np.ndarray) -> tuple[dict[str, np.ndarray], np
     return {part.replace(test_compressed_tensors.X, name.removesuffix(".weight")): stored for part, stored in parts.items()}, values
 
 
+def mxfp4(name: str, weight: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    parts, values = test_mxfp4.made(weight.shape[0], weight.shape[2], weight.shape[1] // 32, (117, 120))
+    return {part.replace(test_mxfp4.X, name): stored for part, stored in parts.items()}, values
+
+
 KINDS = {
     "fp8": (fp8, test_fp8.SETTINGS),
     "gptq": (gptq, test_gptq.settings()),
     "compressed-tensors": (compressed, test_compressed_tensors.settings(test_compressed_tensors.scheme(symmetric=False))),
+    "fp8 experts": (fp8, test_fp8.SETTINGS),
+    "mxfp4 experts": (mxfp4, test_mxfp4.SETTINGS),
 }
+MIXTURES = {"fp8 experts": "qwen3_moe", "mxfp4 experts": "gpt_oss"}
+"""One stores its experts one by one, the other in stacks."""
+WHAT = {"mxfp4 experts": 3}
+"""Axes of the weights that are stored so."""
 
 
 @pytest.fixture(autouse=True)
@@ -50,22 +64,28 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(folder: Path, kind: str) -> tuple[Path, Path]:
-    """(a tiny llama that is stored so, the float checkpoint of the same weights)."""
+    """(a checkpoint that is stored so, the float checkpoint of the same weights): a tiny llama, and a mixture where that is its kind."""
     encode, settings = KINDS[kind]
-    encoded, plain = {}, {}
-    for path in (folder / "encoded", folder / "plain"):
-        tensors = tiny_llama(path)
+    plain, encoded = folder / "plain", folder / "encoded"
+    if kind in MIXTURES:
+        architectures.save(MIXTURES[kind], plain)
+        opened = checkpoint.open(plain)
+        tensors = {name: opened.read(name) for name in opened.tensors}
+    else:
+        tensors = tiny_llama(plain)
+    shutil.copytree(plain, encoded)
+    kept, values = {}, {}
     for name, weight in tensors.items():
-        if "_proj" in name:
-            parts, plain[name] = encode(name, weight)
-            encoded |= parts
+        if "_proj" in name and weight.ndim == WHAT.get(kind, 2) and not name.endswith("_bias"):
+            parts, values[name] = encode(name, weight)
+            kept |= parts
         else:
-            encoded[name] = plain[name] = weight
-    save(folder / "encoded" / "model.safetensors", encoded)
-    save(folder / "plain" / "model.safetensors", plain)
-    config = folder / "encoded" / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "quantization_config": settings}))
-    return folder / "encoded", folder / "plain"
+            kept[name] = values[name] = weight
+    save(encoded / "model.safetensors", kept)
+    save(plain / "model.safetensors", values)
+    config = json.loads((plain / "config.json").read_text())
+    (encoded / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
+    return encoded, plain
 
 
 def exported(source: Path, out: Path, **options: Any) -> Path:

@@ -16,10 +16,10 @@ SETTINGS = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
-def made(experts: int, out: int, groups: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def made(experts: int, out: int, groups: int, exponents: tuple[int, int] = (100, 130)) -> tuple[dict[str, np.ndarray], np.ndarray]:
     rng = np.random.default_rng(0)
     blocks = rng.integers(0, 256, (experts, out, groups, 16)).astype(np.uint8)
-    scales = rng.integers(100, 130, (experts, out, groups)).astype(np.uint8)
+    scales = rng.integers(*exponents, (experts, out, groups)).astype(np.uint8)
     # Of a scale of 0, 2^-127, halves are subnormal in float32, and exact.
     scales[0, 0, 0], scales[0, 1, 0] = 0, 1
     weight = np.empty((experts, groups * 32, out), np.float32)
