@@ -72,5 +72,13 @@ class _Matrix(Grouped):
         return stored_array(self.stored[2])[:, rows].T
 
     def _nibbles(self, words: NDArray[np.int32], rows: Rows) -> NDArray[Any]:
-        numbers = np.arange(self.info.shape[0])[rows]
-        return codes_at(words, numbers // 8 * 8 + PLACES[numbers % 8], 4).T
+        """(rows, lines of words)"""
+        if not isinstance(rows, slice):
+            return codes_at(words, rows // 8 * 8 + PLACES[rows % 8], 4).T
+        start, stop, _ = rows.indices(self.info.shape[0])
+        first = start // 8
+        turned = np.ascontiguousarray(words[:, first : -(-stop // 8)].T).view(np.uint32)
+        codes = np.empty((len(turned), 8, len(words)), np.uint8)
+        for column, place in enumerate(PLACES):
+            codes[:, column] = turned >> np.uint32(4 * place) & np.uint32(15)
+        return codes.reshape(-1, len(words))[start - 8 * first : stop - 8 * first]

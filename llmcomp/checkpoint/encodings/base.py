@@ -39,8 +39,14 @@ class DecodedTensor(ABC):
         """Stored tensors that it takes the place of."""
 
     @abstractmethod
+    def decode(self, index: int | None, rows: Rows, columns: slice) -> NDArray[np.float32]:
+        """As `window`; what float32 cannot hold is infinite."""
+
     def window(self, index: int | None, rows: Rows, columns: slice) -> NDArray[np.float32]:
         """Rows and columns of the matrix, or of matrix `index` of the stack."""
+        # What is infinite is found where all weights are looked at for it.
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self.decode(index, rows, columns)
 
     def rows(self, start: int, stop: int) -> NDArray[np.float32]:
         """Rows [start, stop) of the matrix, or matrices of the stack."""

@@ -98,7 +98,7 @@ class _Bytes(DecodedTensor):
         super().__init__(name, shape, parts)
         self.stored = parts
 
-    def window(self, index: int | None, rows: Rows, columns: slice) -> NDArray[np.float32]:
+    def decode(self, index: int | None, rows: Rows, columns: slice) -> NDArray[np.float32]:
         # In float64 the product is exact, and what is stored of the quotient rounds once.
         scale = stored_array(self.stored[1]).reshape(-1)[rows].astype(np.float64)
         return (stored_array(self.stored[0])[rows, columns] * scale[:, None] / 127).astype(np.float32)
@@ -117,7 +117,7 @@ class _Runs(DecodedTensor):
         super().__init__(name, shape, parts)
         self.stored, self.size, self.nested, self.state = parts, size, nested, state
 
-    def window(self, index: int | None, rows: Rows, columns: slice) -> NDArray[np.float32]:
+    def decode(self, index: int | None, rows: Rows, columns: slice) -> NDArray[np.float32]:
         out, width = self.info.shape
         codes = map_bytes(self.info.file, self.info.begin, self.info.end, private=False).reshape(out, width // 2)[rows]
         pairs = np.stack([codes >> 4, codes & 15], axis=-1).reshape(len(codes), width)[:, columns]

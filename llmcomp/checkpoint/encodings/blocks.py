@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,14 +24,27 @@ class BlockScaled(DecodedTensor):
 
     def __init__(self, name: str, codes: TensorInfo, scale: TensorInfo, block: tuple[int, int], others: Sequence[TensorInfo] = ()) -> None:
         super().__init__(name, codes.shape, (codes, scale, *others))
-        self.codes, self.scale, self.block = codes, scale, block
+        self.codes, self.scale = codes, scale
+        self.block = min(block[0], codes.shape[-2]), min(block[1], codes.shape[-1])
 
-    def window(self, index: int | None, rows: Rows, columns: slice) -> NDArray[np.float32]:
+    def decode(self, index: int | None, rows: Rows, columns: slice) -> NDArray[np.float32]:
         out, width = self.info.shape[-2:]
         codes, scale = stored_array(self.codes), stored_array(self.scale).reshape(grid(self.info.shape, self.block))
         if index is not None:
             codes, scale = codes[index], scale[index]
-        values = codes[rows, columns].astype(np.float32)
-        down, across = np.arange(out)[rows] // self.block[0], np.arange(width)[columns] // self.block[1]
-        values *= np.take(scale[down].astype(np.float32), across, axis=1)
+        down, wide = self.block
+        factors = scale[np.arange(out)[rows] // down].astype(np.float32)
+        first, last, _ = columns.indices(width)
+        start = first // wide
+        spread = np.repeat(factors[:, start : -(-last // wide)], wide, axis=1)[:, first - start * wide : last - start * wide]
+        values = _floats(codes[rows, columns])
+        values *= spread
         return values
+
+
+E4M3 = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+"""The value of each code; looking it up is twice as fast as converting."""
+
+
+def _floats(codes: NDArray[Any]) -> NDArray[np.float32]:
+    return np.take(E4M3, codes.view(np.uint8), mode="clip") if codes.dtype == ml_dtypes.float8_e4m3fn else codes.astype(np.float32)

@@ -37,7 +37,7 @@ class Grouped(DecodedTensor):
     def scales(self, rows: Rows) -> NDArray[Any]:
         """(rows, groups)"""
 
-    def window(self, index: int | None, rows: Rows, columns: slice) -> NDArray[np.float32]:
+    def decode(self, index: int | None, rows: Rows, columns: slice) -> NDArray[np.float32]:
         group = self.group[columns]
         values = np.ascontiguousarray(self.codes(rows, columns), np.float32)
         zeros = self.zeros(rows)

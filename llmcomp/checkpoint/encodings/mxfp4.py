@@ -50,7 +50,7 @@ class _Stack(DecodedTensor):
         super().__init__(name, (experts, groups * SIZE, out), (blocks, scales))
         self.blocks, self.scales = blocks, scales
 
-    def window(self, index: int | None, rows: Rows, columns: slice) -> NDArray[np.float32]:
+    def decode(self, index: int | None, rows: Rows, columns: slice) -> NDArray[np.float32]:
         assert index is not None
         blocks, scales = stored_array(self.blocks)[index, columns], stored_array(self.scales)[index, columns]
         fmt = formats.get("mxfp4")
