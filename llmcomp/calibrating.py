@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,12 +39,23 @@ TARGET_ROWS = 256
 """Rows whose targets are solved for together."""
 FOLD_TOKENS = 2048
 """Tokens by which AWQ chooses factors where layers are compressed in turn, or as many as a site has inputs: all would cost a second pass."""
+KEEP_SECONDS = 10.0
+"""Between two times that the state is kept: small blocks are computed faster than their hidden states are written."""
 SAMPLED_ROWS = 64
 """Rows of a weight by which the factors of a fold are chosen."""
 Check = Callable[[Layer, NDArray[Any]], None]
 """Raises NonFiniteWeightError if a layer's rows hold NaN or Inf."""
 Put = Callable[[Layer, Stored, float, float], None]
 """(layer or adapter, its compressed weight with f32 scales or its float rows, relative squared error of its weights, seconds)."""
+
+
+class Keeper(Protocol):
+    """Where the state between two sections is kept: their number, values as JSON has them, and arrays."""
+
+    def reached(self) -> int: ...
+    def state(self) -> dict[str, Any] | None: ...
+    def keep_state(self, number: int, values: Mapping[str, Any], arrays: Mapping[str, Sequence[NDArray[np.float32]]]) -> None: ...
+
 
 Chosen = tuple[NDArray[np.float32], dict[str, Any]]
 """Factors of a fold and what the report says of them."""
@@ -72,11 +83,13 @@ def calibrate(
     put: Put,
     check: Check,
     scratch: Path,
+    keeper: Keeper,
 ) -> Calibrated:
     """Compress the layers that the plan wants calibrated, in the order of the graph.
 
     With second-order rounding each layer sees what comes out of the layers before it, compressed as they will be, else what the float
-    model would have given it. `folds` are those of `inner_folds`.
+    model would have given it. `folds` are those of `inner_folds`. Where it stands is kept between sections, and gone on from if there is such a
+    state, which then speaks for all layers of the sections that it has behind it.
 
     Raises:
         NonFiniteWeightError: a weight holds NaN or Inf, by `check`.
@@ -86,13 +99,28 @@ def calibrate(
     told: dict[int, dict[str, Any]] = {}
     with Threads() as threads, Runner(sections, rows, scratch, threads=threads) as runner:
         stage = _Stage(graph, plan, sections, put, check, threads)
-        runner.start(first_weights(graph, sections, runner.used_ids(), stage.read))
-        stage.floats = runner.hidden
-        for section in sections.parts[1:]:
+        state, first = keeper.state(), keeper.reached() + 1
+        if state is None:
+            runner.start(first_weights(graph, sections, runner.used_ids(), stage.read))
+            stage.floats = runner.hidden
+        else:
+            runner.hidden, stage.floats = ([runner.keep(x) for x in state[name]] for name in ("hidden", "floats"))
+            chosen.update(zip(state["places"], state["factors"], strict=True))
+            told.update(zip(state["places"], state["lines"], strict=True))
+            stage.told, stage.unmoved = state["layers"], state["unmoved"]
+        kept = time.monotonic()
+        for number, section in enumerate(sections.parts[1:]):
+            if number < first:
+                continue
             places = [i for i, fold in enumerate(folds) if _inside(fold, section)]
             found = (stage.compress_in_turn if stage.second_order else stage.compress)(runner, section, [folds[i] for i in places])
             for place, (t, line) in zip(places, found, strict=True):
                 chosen[place], told[place] = t, {**_describe(folds[place]), **line}
+            if time.monotonic() - kept >= KEEP_SECONDS:
+                values = {"places": [*chosen], "lines": [told[i] for i in chosen], "layers": stage.told, "unmoved": stage.unmoved}
+                floats = stage.floats if plan.target_correction else []
+                keeper.keep_state(number, values, {"hidden": runner.hidden, "floats": floats, "factors": [*chosen.values()]})
+                kept = time.monotonic()
     order = range(len(folds))
     factors = make_factors(graph, [chosen[i] for i in order], folds)
     return Calibrated(factors, [told[i] for i in order], stage.told, stage.unmoved)

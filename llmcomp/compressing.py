@@ -8,6 +8,7 @@ read first: write_model
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,10 +32,10 @@ from llmcomp.running import Run
 from llmcomp.threads import workers
 from llmcomp.writing.bundle import check_disk
 from llmcomp.writing.ir import write_ir
-from llmcomp.writing.journal import NAME as JOURNAL
 from llmcomp.writing.journal import Journal
 from llmcomp.writing.layout import Layout, make_layout
 from llmcomp.writing.report import Compressed, rt_info
+from llmcomp.writing.resume import Unfinished
 from llmcomp.writing.side_files import write_side_files
 from llmcomp.writing.stream import BinWriter, Outcome, Quantizer
 
@@ -60,9 +61,10 @@ def write_model(graph: ModelGraph, plan: Plan, data: Data, folder: Path, run: Ru
     schemes, folds = plan.schemes, choose_folds(graph, plan)
     folds = folds if sections is None else inner_folds(folds, sections)
     layout = make_layout(graph, schemes, folds)
-    for name in (JOURNAL, "openvino_model.bin"):
-        (folder / name).unlink(missing_ok=True)
-    check_disk(options.output or folder, layout.size)
+    unfinished = Unfinished(folder)
+    finished = unfinished.take_up(_work(plan, layout), _matrices(graph, schemes), layout, _reached(graph, schemes, sections, unfinished))
+    written = folder / "openvino_model.bin"
+    check_disk(options.output or folder, layout.size - (written.stat().st_size if written.exists() else 0))
     data.finish_tokenizer()
     samples = data.get() if sections is not None else None
     data.check_used()
@@ -70,7 +72,7 @@ def write_model(graph: ModelGraph, plan: Plan, data: Data, folder: Path, run: Ru
         graph, permuted = permute(graph, choose_inner(graph, plan), workers())
         if sections is not None:
             take_orders(sections, graph)
-    done = replace(_compress(graph, plan, layout, folds, sections, samples, folder, run), permuted=permuted)
+    done = replace(_compress(graph, plan, layout, folds, sections, samples, unfinished, finished, run), permuted=permuted)
     with run.stage("write"):
         write_ir(graph, schemes, layout, done.tail, folder / "openvino_model.xml", rt_info(options, plan))
         write_side_files(graph, plan, options, folder)
@@ -100,10 +102,11 @@ def _compress(
     folds: tuple[Fold, ...],
     sections: Sections | None,
     samples: Samples | None,
-    folder: Path,
+    unfinished: Unfinished,
+    finished: Mapping[str, Mapping[str, Any]],
     run: Run,
 ) -> Compressed:
-    schemes = plan.schemes
+    schemes, folder = plan.schemes, unfinished.folder
     matrices = {layer.name: (layer, scheme) for layer, scheme in planning.stored(graph.layers, schemes)}
 
     def tell(layer: Layer, outcome: Outcome) -> None:
@@ -117,10 +120,12 @@ def _compress(
 
     path, calibrated = folder / "openvino_model.bin", None
     run.progress.start(sum(layer.size for layer, _ in matrices.values()), "weights")
+    if finished:
+        run.progress.note(f"{len(finished)} of {len(matrices)} matrices are finished already")
     try:
         with (
-            Journal(folder / JOURNAL) as journal,
-            BinWriter(graph, schemes, layout, path, kernels.non_finite, journal, workers(), tell, run.progress.advance) as writer,
+            Journal(unfinished.journal) as journal,
+            BinWriter(graph, schemes, layout, path, kernels.non_finite, journal, workers(), tell, run.progress.advance, finished) as writer,
         ):
             if sections is None or samples is None:
                 with run.stage("fold"):
@@ -128,19 +133,40 @@ def _compress(
             else:
                 with run.stage("calibrate"), TemporaryDirectory(prefix=".calibration-", dir=folder) as scratch:
                     seen = _share_tables(graph, plan, folds, sections, samples, writer, Path(scratch))
-                    calibrated = calibrate(graph, seen, folds, sections, samples.rows, writer.put, writer.check_finite, Path(scratch))
+                    hand_on = writer.put, writer.check_finite
+                    calibrated = calibrate(graph, seen, folds, sections, samples.rows, *hand_on, Path(scratch), unfinished)
                     factors, folded = calibrated.factors, calibrated.folds
                 if calibrated.unmoved:
                     first = calibrated.unmoved[0]
                     run.warn(f"{len(calibrated.unmoved)} layers read nothing but zeros, {first} for one: the data says nothing of them")
             with run.stage("compress"):
                 rest = [layer for layer in graph.layers if layer.name not in writer.outcomes]
-                tables = fit_tables(graph, schemes, rest, factors, plan.tables == "blocks", workers=workers())
+                # Of all that is left by data, also what an earlier run has finished: layers may share a table.
+                left = [layer for layer in graph.layers if calibrated is None or layer.name not in calibrated.layers]
+                tables = fit_tables(graph, schemes, left, factors, plan.tables == "blocks", workers=workers()) if rest else {}
                 writer.stream(rest, quantizer(factors), factors, tables)
                 tail = writer.finish(factors)
             return Compressed(writer.outcomes, tail, folded, calibrated.layers if calibrated else {})
     finally:
         kernels.clear_cache()
+
+
+def _work(plan: Plan, layout: Layout) -> str:
+    """What must be equal for finished layers to be of use."""
+    return plan.model_copy(update={"notes": (), "budget": None}).to_json() + str(layout.size)
+
+
+def _matrices(graph: ModelGraph, schemes: Mapping[str, Scheme]) -> list[Layer]:
+    return [layer for layer, _ in planning.stored(graph.layers, schemes)]
+
+
+def _reached(graph: ModelGraph, schemes: Mapping[str, Scheme], sections: Sections | None, unfinished: Unfinished) -> Callable[[str], bool]:
+    """Whether a layer that is finished counts: one that calibration compresses only if its section is behind the state that is gone on from."""
+    if sections is None:
+        return lambda _: True
+    last = unfinished.reached()
+    ahead = {layer.name for section in sections.parts[last + 2 :] for layer in section.layers if schemes[layer.name].is_calibrated}
+    return lambda name: name.removesuffix("/lora_A").removesuffix("/lora_B") not in ahead
 
 
 def _share_tables(

@@ -30,6 +30,7 @@ from llmcomp.writing.finite import non_finite_error
 from llmcomp.writing.ir import write_ir
 from llmcomp.writing.layout import make_layout
 from llmcomp.writing.report import rt_info
+from llmcomp.writing.resume import MEASURED
 from llmcomp.writing.stream import tile_rows
 
 
@@ -78,8 +79,15 @@ def _measured(graph: ModelGraph, options: ExportOptions, data: Data, run: Run) -
         return Measured.from_json(_text(options.sensitivity), where).check_against(graph.layers, graph.checkpoint.values_digest(), where)
     if not planning.needs_data(options):
         return None
+    kept = data.unfinished.text(MEASURED) if data.unfinished else None
+    if kept is not None:
+        run.use(data.get())
+        return Measured.from_json(kept, "what was measured before")
     by_loss = planning.ranked_by_loss(options) if options.sensitivity_metric == planning.PREDICTED else ()
-    return measure_layers(graph, options, run, data.get(), planning.candidates(options) if options.budget else by_loss)
+    measured = measure_layers(graph, options, run, data.get(), planning.candidates(options) if options.budget else by_loss)
+    if data.unfinished:
+        data.unfinished.keep_text(MEASURED, measured.to_json())
+    return measured
 
 
 def measure_layers(graph: ModelGraph, options: ExportOptions, run: Run, samples: Samples, schemes: Sequence[Scheme]) -> Measured:

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from llmcomp import planning
 from llmcomp.budgeting import Judged
-from llmcomp.calibration import samples_of
+from llmcomp.calibration import Samples, samples_of
 from llmcomp.calibration.load import AUTO
 from llmcomp.checkpoint import Checkpoint
 from llmcomp.compressing import quantizer, write_model
@@ -30,13 +32,15 @@ from llmcomp.preparing import Data, open_checkpoint, prepared, trace
 from llmcomp.progress import Progress
 from llmcomp.running import Run
 from llmcomp.threads import workers
-from llmcomp.writing import verify
-from llmcomp.writing.bundle import bundle, check_disk, check_output
+from llmcomp.writing import resume, verify
+from llmcomp.writing.bundle import bundle, check_disk, check_output, partial_folder
 from llmcomp.writing.forecast import Forecast, forecast, least_bytes
-from llmcomp.writing.journal import NAME as JOURNAL
 from llmcomp.writing.layout import make_layout
 from llmcomp.writing.report import make_report, versions, write_report
 from llmcomp.writing.tokenizer import Conversion
+
+OF_THE_RUN = {"token", "output", "quiet", "json_log", "dry_run", "overwrite", "resume"}
+"""Options that leave the result as it is."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +69,18 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
             text = check_judgeable(checkpoint, options.eval_dataset, "--eval" if options.eval else "--max-loss")
         check_disk(options.output, least_bytes(checkpoint, options))
         samples = samples_of(options, checkpoint) if options.dataset not in (None, AUTO) else None
-    with bundle(options.output, options.overwrite) as folder, ExitStack() as stack:
+        identity = _identity(options, checkpoint, samples)
+        if options.resume:
+            resume.check(partial_folder(options.output), identity)
+    with bundle(options.output, options.overwrite, identity, options.resume) as folder, ExitStack() as stack:
+        unfinished = resume.Unfinished(folder)
         tokenizer = None
         if not options.no_tokenizer:
             # It is converted in a process of its own, while the graph is traced.
             checkpoint.save_tokenizer(folder)
             tokenizer = stack.enter_context(Conversion(folder, options.task, options.trust_remote_code))
         graph = trace(checkpoint, options, run)
-        data = Data(checkpoint, options, folder, run, tokenizer, samples, export)
+        data = Data(checkpoint, options, folder, run, tokenizer, samples, export, unfinished)
         budgeting = start_budget(graph, options, data, run) if options.budget else None
         plan = budgeting.plan if budgeting else plan_by_rules(graph, options, data, run)
 
@@ -98,14 +106,13 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
             layout, done = written.layout, written.done
             matrices = [layer for layer, _ in planning.stored(graph.layers, written.plan.schemes)]
             verified = verify.verify(
-                verify.choose(options.verify, layout.size), xml, folder / JOURNAL, matrices, layout, done.tail, graph.vocabulary
+                verify.choose(options.verify, layout.size), xml, unfinished.journal, matrices, layout, done.tail, graph.vocabulary
             )
-            (folder / JOURNAL).unlink()
         evaluation = budgeting.evaluation if budgeting else None
         if evaluation is None and options.eval and text is not None:
             evaluation = _judge(options, checkpoint, folder, text, run)
         nbytes = xml.with_suffix(".bin").stat().st_size
-        settings = options.model_dump(mode="json", exclude={"token", "output", "quiet", "json_log", "dry_run", "overwrite"})
+        settings = options.model_dump(mode="json", exclude=OF_THE_RUN)
         report = make_report(graph, written.plan, layout, done, settings, versions(), run.seconds, verified, run.warnings, nbytes)
         report["evaluation"] = evaluation
         report["budget"] = budgeting.told() if budgeting else None
@@ -148,6 +155,22 @@ def dry_run(options: ExportOptions, progress: Progress | None = None) -> Forecas
     check_disk(options.output, layout.size)
     plain, _ = plan.without_calibration(())
     return forecast(graph, plain.schemes, layout, quantizer(NO_FACTORS), workers())
+
+
+def _identity(options: ExportOptions, checkpoint: Checkpoint, samples: Samples | None) -> dict[str, Any]:
+    """What the work is, for a run that goes on with it: any of this may change bytes."""
+    same = options.model_dump(
+        mode="json", exclude={*OF_THE_RUN, "model", "revision", "cache_dir", "adapter", "dataset", "verify", "eval", "quality", "recipe"}
+    )
+    files = {"plan": options.plan, "sensitivity": options.sensitivity, "eval_dataset": options.eval_dataset}
+    contents = {name: xxhash.xxh3_128_hexdigest(path.read_bytes()) if path else None for name, path in files.items()}
+    return {
+        "the source": checkpoint.fingerprint(),
+        "the calibration data": samples.digest() if samples else options.dataset,
+        **{f"--{field.replace('_', '-')}": value for field, value in {**same, **contents}.items()},
+        **{f"the version of {name}": version for name, version in versions().items()},
+        "the number of threads": workers(),
+    }
 
 
 def _judge(options: ExportOptions, checkpoint: Checkpoint, folder: Path, text: Text, run: Run) -> dict[str, Any] | None:

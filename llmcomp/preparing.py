@@ -25,6 +25,7 @@ from llmcomp.graph.skeleton import get_skeleton
 from llmcomp.options import ExportOptions
 from llmcomp.running import Run
 from llmcomp.writing.finite import check_kept
+from llmcomp.writing.resume import SAMPLES, Unfinished
 from llmcomp.writing.tokenizer import Conversion
 
 Export = Callable[[ExportOptions], object]
@@ -32,7 +33,9 @@ Export = Callable[[ExportOptions], object]
 
 
 def open_checkpoint(options: ExportOptions) -> Checkpoint:
-    checkpoint = checkpoints.open(options.model, revision=options.revision, token=options.token, cache_dir=options.cache_dir)
+    checkpoint = checkpoints.open(
+        options.model, revision=options.revision, token=options.token, cache_dir=options.cache_dir, adapter=options.adapter
+    )
     if not options.no_tokenizer:
         checkpoint.check_tokenizer()
     return checkpoint
@@ -65,6 +68,8 @@ class Data:
     tokenizer: Conversion | None
     samples: Samples | None
     export: Export
+    unfinished: Unfinished | None = None
+    """Where what is slow to make is kept for another run to go on with."""
 
     def finish_tokenizer(self) -> None:
         """The tokenizer's files are in the folder, if they are wanted at all."""
@@ -76,8 +81,14 @@ class Data:
     def get(self) -> Samples:
         self.finish_tokenizer()
         if self.samples is None:
-            with self.run.stage("own text"):
-                self.samples = _own_text(self.checkpoint, self.options, self.folder, self.export)
+            kept = self.unfinished.text(SAMPLES) if self.unfinished else None
+            if kept is not None:
+                self.samples = Samples.from_json(kept)
+            else:
+                with self.run.stage("own text"):
+                    self.samples = _own_text(self.checkpoint, self.options, self.folder, self.export)
+                if self.unfinished:
+                    self.unfinished.keep_text(SAMPLES, self.samples.to_json())
         self.run.use(self.samples)
         return self.samples
 
@@ -102,7 +113,7 @@ def prepared(options: ExportOptions, run: Run, looks_at_data: bool, export: Expo
 def _own_text(checkpoint: Checkpoint, options: ExportOptions, folder: Path, export: Export) -> Samples:
     """Text that the model's own data-free int4 result writes; `folder` has the tokenizer, and room for that model while it writes."""
     with TemporaryDirectory(prefix=".own-text-", dir=folder) as scratch:
-        same = options.model_dump(include={"model", "task", "revision", "cache_dir", "trust_remote_code"})
+        same = options.model_dump(include={"model", "task", "revision", "cache_dir", "adapter", "trust_remote_code"})
         plain = Path(scratch) / "int4"
         export(ExportOptions(**same, token=options.token, output=plain, no_tokenizer=True, verify="none"))
         stored = checkpoint.folder / "generation_config.json" if checkpoint.folder is not None else None

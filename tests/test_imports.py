@@ -51,7 +51,7 @@ ALLOWED: dict[str, set[str]] = {
 
 ENTRY = {"export", "compress", "inspect", "cli", "__init__", "__main__"}
 TORCH = {"torch", "transformers", "optimum", "accelerate", "openvino_tokenizers"}
-TORCH_FILES = {"graph/trace.py", "calibration/convert.py", "writing/tokenizer.py", "judge/hf_reference.py"}
+TORCH_FILES = {"graph/trace.py", "graph/conversions.py", "calibration/convert.py", "writing/tokenizer.py", "judge/hf_reference.py"}
 """Child processes: the only files that may import torch and what brings it, anywhere in them."""
 LIGHT = {"cli/optimum.py", "judge/tokens.py"}
 """optimum's command base class imports no torch; a judged model without tokenizer.json needs transformers' tokenizer."""

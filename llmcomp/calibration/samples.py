@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 
@@ -25,6 +27,24 @@ class Samples:
     @property
     def tokens(self) -> int:
         return sum(len(row) for row in self.rows)
+
+    def to_json(self) -> str:
+        return json.dumps({**vars(self), "rows": [row.tolist() for row in self.rows]})
+
+    @classmethod
+    def from_json(cls, text: str) -> Samples:
+        """What `to_json` gave."""
+        told = json.loads(text)
+        rows = tuple(np.array(row, np.int64) for row in told["rows"])
+        return cls(told["source"], told["taken"], rows, tuple(told["warnings"]))
+
+    def digest(self) -> str:
+        """XXH3 of the rows."""
+        digest = xxhash.xxh3_128()
+        for row in self.rows:
+            digest.update(f"{len(row)} ".encode())
+            digest.update(np.ascontiguousarray(row, "<i8").data)
+        return digest.hexdigest()
 
     def __str__(self) -> str:
         lengths = {len(row) for row in self.rows}

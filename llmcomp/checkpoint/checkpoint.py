@@ -39,12 +39,12 @@ class Checkpoint(ABC):
     config: dict[str, Any]
     generation_config: dict[str, Any] | None
     tensors: Mapping[str, TensorInfo]
+    plain: bool = True
+    """Whether transformers' own loader finds the same values in `folder`."""
     side_files: list[Path]
     """Small files to copy into the output."""
     open_arguments: dict[str, Any]
     """JSON-able arguments of `open` with which a child process opens the same files, without network: a hub id's snapshot, not its name."""
-    encoded: bool = False
-    """Weights of a folder are stored quantized and decoded as they are read, so no other loader finds in its files what `tensors` says."""
 
     @abstractmethod
     def rows(self, name: str, start: int, stop: int) -> NDArray[Any]:

@@ -15,7 +15,7 @@ from llmcomp.checkpoint.checkpoint import Checkpoint, TensorInfo
 from llmcomp.checkpoint.encodings import DecodedTensor, find, plain_config, plain_tensors
 from llmcomp.checkpoint.header import is_name, read_header
 from llmcomp.checkpoint.mapped import map_bytes, read_ahead
-from llmcomp.checkpoint.stored import NUMPY
+from llmcomp.checkpoint.stored import FLOATS
 from llmcomp.errors import CheckpointError, TokenizerError
 
 INDEX = "model.safetensors.index.json"
@@ -33,8 +33,6 @@ TOKENIZER_FILES = (
 )
 SIDE_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-PLAIN = ("F32", "F16", "BF16")
-"""Types of weights that are stored as they are."""
 
 
 class FolderCheckpoint(Checkpoint):
@@ -47,9 +45,9 @@ class FolderCheckpoint(Checkpoint):
         self._stored_config = _config(folder)
         self.config = plain_config(self._stored_config)
         encoding = find(self._stored_config, folder / "config.json")
-        self.generation_config = _json(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else None
+        self.generation_config = read_json(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else None
         self._stored = _tensors(folder)
-        self.encoded = encoding is not None
+        self.plain = encoding is None
         self._decoded: dict[str, DecodedTensor] = {}
         self.tensors = self._stored
         if encoding is not None:
@@ -75,18 +73,18 @@ class FolderCheckpoint(Checkpoint):
         if name in self._decoded:
             return self._decoded[name].rows(start, stop)
         info = self.tensors[name]
-        if info.dtype not in PLAIN:
+        if info.dtype not in FLOATS:
             raise CheckpointError(
                 f"{info.file}: tensor {name}", f"{info.dtype} weights are not read", "Use a float32, float16 or bfloat16 checkpoint"
             )
         if not info.shape:
-            return map_bytes(info.file, info.begin, info.end).view(NUMPY[info.dtype]).reshape(())
+            return map_bytes(info.file, info.begin, info.end).view(FLOATS[info.dtype]).reshape(())
         start, stop, _ = slice(start, stop).indices(info.shape[0])
         count = max(stop - start, 0)
         size = (info.end - info.begin) // max(info.shape[0], 1)
         # Offsets may be unaligned in old files; numpy reads such views correctly.
         raw = map_bytes(info.file, info.begin + start * size, info.begin + (start + count) * size)
-        return raw.view(NUMPY[info.dtype]).reshape(count, *info.shape[1:])
+        return raw.view(FLOATS[info.dtype]).reshape(count, *info.shape[1:])
 
     def check_tokenizer(self) -> None:
         if not any((self.folder / name).is_file() for name in TOKENIZERS):
@@ -109,7 +107,8 @@ class FolderCheckpoint(Checkpoint):
         return hashlib.sha256(json.dumps([stats, headers, self._stored_config], sort_keys=True).encode()).hexdigest()
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from an untrusted file."""
     try:
         value = json.loads(path.read_text(encoding="utf8"))
     except (ValueError, RecursionError) as error:
@@ -128,7 +127,7 @@ def _config(folder: Path) -> dict[str, Any]:
         )
     if not (folder / "config.json").is_file():
         raise CheckpointError(str(folder), "no config.json in it", _instead_of_config(folder))
-    return _json(folder / "config.json")
+    return read_json(folder / "config.json")
 
 
 def _instead_of_config(folder: Path) -> str:
@@ -164,7 +163,7 @@ def _tensors(folder: Path) -> dict[str, TensorInfo]:
 
 
 def _indexed(folder: Path) -> dict[str, TensorInfo]:
-    index = _json(folder / INDEX)
+    index = read_json(folder / INDEX)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
         raise CheckpointError(str(folder / INDEX), "its weight_map is no map of tensors to files", "Download the index again")

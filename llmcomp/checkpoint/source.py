@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from llmcomp.checkpoint.adapter import AdaptedCheckpoint
 from llmcomp.checkpoint.checkpoint import Checkpoint
 from llmcomp.checkpoint.folder import FolderCheckpoint
 from llmcomp.errors import CheckpointError
@@ -18,15 +19,18 @@ def open(
     token: str | None = None,
     cache_dir: str | Path | None = None,
     offline: bool = False,
+    adapter: str | Path | None = None,
 ) -> Checkpoint:
-    """Open a folder, a .gguf file or a hub id; all but `source` is for hub ids. `offline` takes the cache and asks nobody.
+    """Open a folder, a .gguf file or a hub id; `revision` to `offline` are for hub ids. `offline` takes the cache and asks nobody. `adapter` is a
+    folder with a PEFT adapter to merge.
 
     Raises:
         CheckpointError: it is none of these, or a file of it is wrong.
         HubError: the hub cannot be reached, or refuses.
     """
     try:
-        return _open(source, revision, token, cache_dir, offline)
+        opened = _open(source, revision, token, cache_dir, offline)
+        return opened if adapter is None else AdaptedCheckpoint(opened, Path(adapter))
     except OSError as error:
         # A link whose target is gone, a folder named like a shard, a file that others may not read, a name that is too long.
         thing = error.filename if isinstance(error.filename, str) else str(source)

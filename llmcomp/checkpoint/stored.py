@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from llmcomp.checkpoint.checkpoint import TensorInfo
 from llmcomp.checkpoint.mapped import map_bytes
 
-NUMPY: dict[str, np.dtype[Any]] = {
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
+FLOATS: dict[str, np.dtype[Any]] = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
+"""Types of weights that are stored as they are."""
+NUMPY = {
+    **FLOATS,
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
     "I8": np.dtype(np.int8),
@@ -22,7 +22,7 @@ NUMPY: dict[str, np.dtype[Any]] = {
     "I32": np.dtype("<i4"),
     "I64": np.dtype("<i8"),
 }
-"""Types that are read, weights or parts of them."""
+"""These and the types of parts of quantized weights."""
 
 
 def stored_array(info: TensorInfo) -> NDArray[Any]:

@@ -24,15 +24,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in (export, measure, plan, inspect, eval, compare):
         command.add_parser(commands)
     parsed = parser.parse_args(arguments)
-    # A polite kill unwinds as Ctrl-C does, so that no unfinished folder stays behind.
+    # A polite kill unwinds as Ctrl-C does.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminate)
     return guarded(parsed.run, parsed)
 
 
 def _terminate(number: int, frame: object) -> None:
-    print("llmcomp: terminated; nothing was left behind", file=sys.stderr)
     raise SystemExit(128 + number)
+
+
+def _left(error: BaseException) -> str:
+    kept = getattr(error, "kept", None)
+    return f"what is finished is in {kept}: repeat with --resume to go on" if kept else "nothing was left behind"
 
 
 def guarded(run: Callable[[argparse.Namespace], int], parsed: argparse.Namespace) -> int:
@@ -42,9 +46,14 @@ def guarded(run: Callable[[argparse.Namespace], int], parsed: argparse.Namespace
     except LlmcompError as error:
         print(f"llmcomp: error: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        print("llmcomp: interrupted; nothing was left behind", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(f"llmcomp: interrupted; {_left(error)}", file=sys.stderr)
         return 130
+    except SystemExit as error:
+        if error.code != 128 + signal.SIGTERM:
+            raise
+        print(f"llmcomp: terminated; {_left(error)}", file=sys.stderr)
+        return 128 + signal.SIGTERM
     except BrokenPipeError:
         # The reader of our output has gone, as `| head` does.
         sys.stderr.close()

@@ -96,10 +96,11 @@ def trace(job: dict[str, Any], out: Path) -> dict[str, Any]:
             model, addresses, real = _empty_model(checkpoint, folder, auto_class, job["trust_remote_code"])
             found = _export(model, addresses, task, out, job["trust_remote_code"], allow_large=False)
         except ContractError as error:
-            if checkpoint.folder is None or checkpoint.encoded:
-                kind = "original float" if checkpoint.encoded else "safetensors"
+            if checkpoint.folder is None or not checkpoint.plain:
                 raise ArchitectureError(
-                    checkpoint.source, f"the skeleton cannot be made: {error}", f"Export the {kind} checkpoint of this model instead."
+                    checkpoint.source,
+                    f"the skeleton cannot be made: {error}",
+                    "Export a plain safetensors checkpoint of this model instead.",
                 ) from None
             reason = str(error)
             model, addresses, real = _mapped_model(checkpoint, folder, auto_class, job["trust_remote_code"])
@@ -252,7 +253,7 @@ def _empty_model(checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: b
             others.append((uses, pieces))
     if missing:
         used = {t for one in (*matrices, *experts) for t in one.pieces.tensors} | {t for _, pieces in others for t in pieces.tensors}
-        if checkpoint.folder is None or checkpoint.encoded:
+        if checkpoint.folder is None or not checkpoint.plain:
             raise missing_tensors_error(missing, set(checkpoint.tensors) - used, checkpoint.source)
         raise ContractError(f"the checkpoint stores {missing[0]} and {len(missing) - 1} more tensors in another form")
 

@@ -46,6 +46,7 @@ class ExportOptions(BaseModel):
     # A secret: neither printed nor written into a report.
     token: str | None = Field(default=None, repr=False, exclude=True)
     cache_dir: Path | None = None
+    adapter: Path | None = None
     trust_remote_code: bool = False
 
     recipe: str | None = None
@@ -94,6 +95,7 @@ class ExportOptions(BaseModel):
     seed: int = Field(default=0, ge=0)
 
     overwrite: bool = False
+    resume: bool = False
     no_tokenizer: bool = False
     verify: Literal["none", "structure", "full", "auto"] = "auto"
     eval: bool = False
@@ -133,6 +135,8 @@ class ExportOptions(BaseModel):
                 )
         self._check_dataset()
         self._check_budget()
+        if self.adapter is not None and (self.eval or self.max_loss is not None):
+            raise OptionError("--adapter", "nothing is judged against a model with an adapter", "Merge it with PEFT, and give the result")
         if self.plan is not None:
             idle = [option for option in OPTIONS if option.compression and option.field in self.model_fields_set]
             if self.recipe is not None or self.quality is not None or idle:

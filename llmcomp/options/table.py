@@ -89,6 +89,16 @@ OPTIONS: tuple[Option, ...] = (
         commands=ALL,
     ),
     Option(
+        "adapter",
+        ("--adapter",),
+        SOURCE,
+        "Folder with a PEFT LoRA adapter (rsLoRA, DoRA, saved modules) to merge into the weights as they are read.",
+        kind="path",
+        metavar="FOLDER",
+        in_recipe=False,
+        commands=ALL,
+    ),
+    Option(
         "trust_remote_code",
         ("--trust-remote-code",),
         SOURCE,
@@ -452,6 +462,16 @@ OPTIONS: tuple[Option, ...] = (
         default=False,
         in_recipe=False,
         commands=ALL,
+    ),
+    Option(
+        "resume",
+        ("--resume",),
+        OUTPUT,
+        "Go on with what an interrupted export of the same work has left in OUT.partial, and end with the bytes that it would have given.",
+        kind="switch",
+        default=False,
+        in_recipe=False,
+        commands=(EXPORT,),
     ),
     Option(
         "no_tokenizer",

@@ -7,16 +7,20 @@ import errno
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from llmcomp.errors import DiskSpaceError, OutputError
+from llmcomp.writing import resume
 
 MARKER = ".llmcomp-partial"
 OURS = ("report.json", "openvino_model.xml")
 """Files that tell an earlier output from a folder of something else."""
 FULL = (errno.ENOSPC, errno.EFBIG, *([errno.EDQUOT] if hasattr(errno, "EDQUOT") else []))
 """No room: on the disk, for a file of this size, or for this user."""
+BLAMELESS = (KeyboardInterrupt, SystemExit, OSError, MemoryError)
+"""What ends a run without saying anything about its work."""
 SPARE = 64 << 20
 """Bytes of disk that tokenizer, XML and report may take beside the .bin."""
 
@@ -76,8 +80,11 @@ def check_disk(output: Path, needed: int) -> None:
 
 
 @contextlib.contextmanager
-def bundle(output: Path, overwrite: bool) -> Iterator[Path]:
-    """The folder to fill. It becomes `output` when the block ends well and is gone when it does not.
+def bundle(output: Path, overwrite: bool, identity: Mapping[str, Any] | None = None, go_on: bool = False) -> Iterator[Path]:
+    """The folder to fill. It becomes `output` when the block ends well. When it does not the folder is gone, unless what has ended it is no fault
+    of the work, and some of that is finished: then it stays for another run to `go_on` with, and the error has its path as `kept`.
+
+    `identity` says what the work is, for `resume.check`.
 
     Raises:
         DiskSpaceError: the disk ran full meanwhile.
@@ -85,23 +92,33 @@ def bundle(output: Path, overwrite: bool) -> Iterator[Path]:
     output = Path(os.path.abspath(output))
     partial = partial_folder(output)
     made = [p for p in output.parents if not p.exists()]
-    if partial.exists():
-        shutil.rmtree(partial)
-    partial.mkdir(parents=True)
-    (partial / MARKER).write_text("An unfinished output of llmcomp; safe to remove.\n", encoding="utf8")
+    if go_on:
+        resume.reopen(partial)
+    else:
+        if partial.exists():
+            shutil.rmtree(partial)
+        partial.mkdir(parents=True)
+        (partial / MARKER).write_text("An unfinished output of llmcomp; safe to remove.\n", encoding="utf8")
+        resume.begin(partial, identity or {})
     try:
         yield partial
         (partial / MARKER).unlink()
+        shutil.rmtree(partial / resume.HOME)
         _publish(partial, output, overwrite)
     except BaseException as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        for folder in made:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+        kept = isinstance(error, BLAMELESS) and resume.has_work(partial)
+        if not kept:
+            shutil.rmtree(partial, ignore_errors=True)
+            for folder in made:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
         if isinstance(error, OSError) and error.errno in FULL:
-            raise DiskSpaceError(
-                str(output), f"the disk took no more ({error.strerror})", "Free some disk, raise the limit, or choose another"
-            ) from error
+            remedy = "Free some disk, raise the limit, or choose another"
+            if kept:
+                remedy = f"What is finished is in {partial}: free some disk, or raise the limit, and repeat with --resume"
+            raise DiskSpaceError(str(output), f"the disk took no more ({error.strerror})", remedy) from error
+        if kept:
+            vars(error)["kept"] = partial
         raise
 
 

@@ -41,6 +41,7 @@ two cores with 4 MB of L2 and a 1.24 B model, 2^18 takes 5.9 s, 2^19 4.7, 2^20 4
 SPARE_WORKERS = 1
 """Threads beyond one for each core: while one waits for a page, a lock or the interpreter, they compute (measured: 10 % less time)."""
 NO_TABLES: Mapping[str, str] = {}
+NOTHING: Mapping[str, Mapping[str, Any]] = {}
 ROW_STEP = 8
 """Tiles start at multiples of this many rows, so that a row's 4-bit codes and zero points start at a whole byte."""
 SAMPLES, SAMPLE_ROWS = 4, 4
@@ -155,7 +156,9 @@ class BinWriter(AbstractContextManager["BinWriter"]):
         workers: int,
         on_layer: Callable[[Layer, Outcome], None] = lambda *_: None,
         on_weights: Callable[[int], None] = lambda _: None,
+        finished: Mapping[str, Mapping[str, Any]] = NOTHING,
     ) -> None:
+        """`finished`: layer -> its journal record, of those that are in the file already."""
         self.graph, self.layout, self.path = graph, layout, path
         self.matrices = stored(graph.layers, schemes)
         self.schemes = {layer.name: scheme for layer, scheme in self.matrices}
@@ -166,7 +169,10 @@ class BinWriter(AbstractContextManager["BinWriter"]):
         self._tail: dict[str, NDArray[np.float32]] = {}
         self._wide: dict[str, Slot] = {}
         self._local, self._files, self._lock = threading.local(), list[BinaryIO](), threading.Lock()
-        with path.open("wb") as file:
+        for layer, scheme in self.matrices:
+            if layer.name in finished:
+                self._take_up(layer, scheme, finished[layer.name])
+        with path.open("r+b" if finished else "wb") as file:
             file.truncate(layout.size)
             if hasattr(os, "posix_fallocate"):
                 # A full disk shows now; and writing into blocks that are there already takes two thirds of the time.
@@ -354,8 +360,27 @@ class BinWriter(AbstractContextManager["BinWriter"]):
         self.outcomes[layer.name] = Outcome(
             layer.name, state.scheme.format, scale_type, error, seconds, sums, scale_sum, state.rows_per_tile
         )
-        self.journal.add({"layer": layer.name, "rows": state.rows_per_tile, "sums": sums, "scale_sum": scale_sum})
-        self.on_layer(layer, self.outcomes[layer.name])
+        outcome = self.outcomes[layer.name]
+        told = {"format": outcome.format, "scale_type": scale_type, "error": error, "seconds": seconds, "tail": layer.name in self._tail}
+        self.journal.add({"layer": layer.name, "rows": state.rows_per_tile, "sums": sums, "scale_sum": scale_sum, **told})
+        self.on_layer(layer, outcome)
+
+    def _take_up(self, layer: Layer, scheme: Scheme, record: Mapping[str, Any]) -> None:
+        """Count a layer that an earlier run has written."""
+        self.outcomes[layer.name] = Outcome(
+            layer.name,
+            record["format"],
+            record["scale_type"],
+            record["error"],
+            record["seconds"],
+            record["sums"],
+            record["scale_sum"],
+            record["rows"],
+        )
+        slot = self.layout.slots.get((layer.name, "scale"))
+        if record["scale_type"] == "f32" and slot is not None:
+            self._wide[layer.name] = slot
+        self.on_weights(layer.size)
 
 
 def _write_tail(

@@ -62,25 +62,29 @@ def check_bytes(path: Path, journal_file: Path, layers: Sequence[Layer], layout:
     with path.open("rb") as file:
         for record in journal.read(journal_file):
             layer = by_name.pop(record["layer"])
-            rows, step = flat_rows(layer), record["rows"]
-            slots = layout.of(layer.name)
-            parts = [slot for slot in slots if slot.part.role == "rows"]
-            for i, start in enumerate(range(0, rows, step)):
-                total = 0
-                for slot in parts:
-                    begin, end = (leading_bytes(slot.part, row, rows) for row in (start, min(start + step, rows)))
-                    total = checksum(_read(file, slot.offset + begin, end - begin), total)
-                if total != record["sums"][i]:
-                    raise VerificationError(
-                        layer.name, f"rows from {start} on are not the bytes that were computed", "Check the disk and repeat."
-                    )
-            total = 0
-            for slot in (tail[layer.name] if layer.name in tail and s.part.name == "scale" else s for s in slots if s.part.role != "rows"):
-                total = checksum(_read(file, slot.offset, slot.part.nbytes), total)
-            if total != record["scale_sum"]:
-                raise VerificationError(layer.name, "its scales are not the bytes that were computed", "Check the disk and repeat.")
+            wrong = disagreement(file, layer, record, layout, tail)
+            if wrong is not None:
+                raise VerificationError(layer.name, f"{wrong} are not the bytes that were computed", "Check the disk and repeat.")
     if by_name:
         raise VerificationError(next(iter(by_name)), f"it and {len(by_name) - 1} more layers were never finished", "Please report this.")
+
+
+def disagreement(file: BinaryIO, layer: Layer, record: Mapping[str, Any], layout: Layout, tail: Mapping[str, Slot]) -> str | None:
+    """What of a layer is not in the file as its journal record has it, in words; None if all is."""
+    rows, step = flat_rows(layer), record["rows"]
+    slots = layout.of(layer.name)
+    parts = [slot for slot in slots if slot.part.role == "rows"]
+    for i, start in enumerate(range(0, rows, step)):
+        total = 0
+        for slot in parts:
+            begin, end = (leading_bytes(slot.part, row, rows) for row in (start, min(start + step, rows)))
+            total = checksum(_read(file, slot.offset + begin, end - begin), total)
+        if total != record["sums"][i]:
+            return f"rows from {start} on"
+    total = 0
+    for slot in (tail[layer.name] if layer.name in tail and s.part.name == "scale" else s for s in slots if s.part.role != "rows"):
+        total = checksum(_read(file, slot.offset, slot.part.nbytes), total)
+    return None if total == record["scale_sum"] else "its scales"
 
 
 def _read(file: BinaryIO, offset: int, count: int) -> bytes:

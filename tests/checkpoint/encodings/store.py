@@ -57,7 +57,7 @@ def stored(folder: Path, settings: Any, tensors: dict[str, np.ndarray], **config
 def check_decoded(opened: Checkpoint, wanted: dict[str, np.ndarray]) -> None:
     """The checkpoint holds these and the plain tensor; rows, picked rows and windows are what they are of the whole."""
     assert set(opened.tensors) == {NORM, *wanted}
-    assert opened.encoded and "quantization_config" not in opened.config
+    assert not opened.plain and "quantization_config" not in opened.config
     np.testing.assert_array_equal(opened.read(NORM), np.arange(8, dtype=np.float32))
     for name, values in wanted.items():
         info = opened.tensors[name]

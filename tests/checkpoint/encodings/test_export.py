@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from llmcomp import checkpoint
-from llmcomp.errors import ArchitectureError
+from llmcomp.errors import ArchitectureError, OptionError
 from llmcomp.export import export
+from llmcomp.judging import check_judgeable
 from llmcomp.options import ExportOptions
 from tests.calibration import architectures
 from tests.checkpoint.encodings import test_compressed_tensors, test_fp8, test_gptq, test_mxfp4
@@ -109,8 +110,14 @@ def test_no_other_loader_is_tried(tmp_path: Path) -> None:
     encoded, _ = made(tmp_path, "gptq")
     config = json.loads((encoded / "config.json").read_text())
     (encoded / "config.json").write_text(json.dumps({**config, "intermediate_size": 128}))
-    with pytest.raises(ArchitectureError, match=r"skeleton cannot be made.*original float checkpoint"):
+    with pytest.raises(ArchitectureError, match=r"skeleton cannot be made.*plain safetensors checkpoint"):
         exported(encoded, tmp_path / "out")
     (encoded / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
     with pytest.raises(ArchitectureError, match=r"tensors that the architecture needs are not in it"):
         exported(encoded, tmp_path / "out")
+
+
+def test_it_is_no_float_reference(tmp_path: Path) -> None:
+    encoded, _ = made(tmp_path, "fp8")
+    with pytest.raises(OptionError, match=r"stored quantized.*--weight-format fp32"):
+        check_judgeable(checkpoint.open(encoded), None, "--eval")

@@ -1,0 +1,224 @@
+"""A checkpoint with a PEFT LoRA adapter merged into it, row range by row range as it is read.
+
+Source: Hu et al. 2021 (LoRA), W + s B A with s = alpha / rank; Kalajdzievski 2023 (rsLoRA), s = alpha / sqrt(rank); Liu et al. 2024 (DoRA), each
+row of that scaled to the length that a learned vector gives it. Sums are in float32, and so is what is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcomp.checkpoint.checkpoint import Checkpoint, TensorInfo
+from llmcomp.checkpoint.folder import read_json
+from llmcomp.checkpoint.header import read_header
+from llmcomp.checkpoint.mapped import map_bytes
+from llmcomp.checkpoint.stored import FLOATS
+from llmcomp.errors import CheckpointError
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+PART = re.compile(
+    r"(?P<module>.+)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)(?:\.default)?(?:\.weight)?"
+)
+REFUSED = ("layer_replication", "target_parameters", "megatron_config", "alora_invocation_tokens", "arrow_config", "corda_config_active")
+"""Settings that change more than weights, or weights that are no matrices of modules."""
+
+
+@dataclass
+class _Delta:
+    """What is added to one matrix [out, in], stored so, or turned around as Conv1D stores it."""
+
+    a: NDArray[np.float32]
+    """[rank, in]"""
+    b: NDArray[np.float32]
+    """[out, rank], the scale in it."""
+    magnitude: NDArray[np.float32] | None = None
+    """[out], DoRA's."""
+    turned: bool = False
+    """The stored matrix is [in, out]."""
+
+    def merged(self, rows: NDArray[np.float32], start: int) -> NDArray[np.float32]:
+        """Rows of the stored matrix from `start` on, with the adapter in them."""
+        stop = start + len(rows)
+        if self.turned:
+            return rows + self.a[:, start:stop].T @ self.b.T
+        rows = rows + self.b[start:stop] @ self.a
+        if self.magnitude is None:
+            return rows
+        return rows * (self.magnitude[start:stop] / np.linalg.norm(rows, axis=1))[:, None]
+
+
+class AdaptedCheckpoint(Checkpoint):
+    """`base` with the adapter of a folder merged into it."""
+
+    plain = False
+
+    def __init__(self, base: Checkpoint, folder: Path) -> None:
+        """
+        Raises:
+            CheckpointError: no adapter in it, one that is no LoRA or has what is not read here, or one for another model.
+        """
+        self.base, self.adapter = base, folder
+        self.source, self.folder, self.side_files = base.source, base.folder, base.side_files
+        self.config, self.generation_config = base.config, base.generation_config
+        self.open_arguments = {**base.open_arguments, "adapter": str(folder.resolve())}
+        self._settings = _config(folder)
+        self._stored = _weights(folder)
+        self._deltas, self._saved = self._match()
+        changed = {name: replace(base.tensors[name], dtype="F32") for name in (*self._deltas, *self._saved)}
+        self.tensors = {**base.tensors, **changed}
+
+    def rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        # PEFT saves an embedding whole beside what is added to it.
+        saved = self._saved.get(name)
+        rows = self.base.rows(name, start, stop) if saved is None else self._values(saved)[start:stop]
+        delta = self._deltas.get(name)
+        return (
+            rows
+            if delta is None
+            else delta.merged(np.asarray(rows, np.float32), slice(start, stop).indices(self.tensors[name].shape[0])[0])
+        )
+
+    def picked(self, name: str, numbers: NDArray[np.int64]) -> NDArray[Any]:
+        return super().picked(name, numbers) if name in self._deltas or name in self._saved else self.base.picked(name, numbers)
+
+    def window(self, name: str, index: int | None, rows: slice, columns: slice) -> NDArray[Any]:
+        if name in self._deltas or name in self._saved:
+            return super().window(name, index, rows, columns)
+        return self.base.window(name, index, rows, columns)
+
+    def prefetch(self, name: str, start: int, stop: int) -> None:
+        if name not in self._saved:
+            self.base.prefetch(name, start, stop)
+
+    def check_tokenizer(self) -> None:
+        self.base.check_tokenizer()
+
+    def save_tokenizer(self, folder: Path) -> None:
+        self.base.save_tokenizer(folder)
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(self.base.fingerprint().encode())
+        for name in (CONFIG, WEIGHTS):
+            digest.update((self.adapter / name).read_bytes())
+        return digest.hexdigest()
+
+    def _values(self, info: TensorInfo) -> NDArray[np.float32]:
+        if info.dtype not in FLOATS:
+            raise CheckpointError(f"{info.file}: tensor {info.name}", f"{info.dtype} is not read", "Use float32, float16 or bfloat16")
+        values = map_bytes(info.file, info.begin, info.end).view(FLOATS[info.dtype]).reshape(info.shape).astype(np.float32)
+        if not np.isfinite(values).all():
+            raise CheckpointError(f"{info.file}: tensor {info.name}", "it holds NaN or Inf", "Use another adapter")
+        return values
+
+    def _match(self) -> tuple[dict[str, _Delta], dict[str, TensorInfo]]:
+        """Tensor of the base -> what is added to it, and -> what takes its place."""
+        parts: dict[str, dict[str, TensorInfo]] = {}
+        saved: dict[str, TensorInfo] = {}
+        for stored, info in self._stored.items():
+            found = PART.fullmatch(stored)
+            if found:
+                parts.setdefault(found["module"].removeprefix(PREFIX), {})[found["part"]] = info
+            else:
+                name = self._name(stored, stored.removeprefix(PREFIX).replace(".modules_to_save.default", "").replace(".base_layer", ""))
+                self._fit(info, self.base.tensors[name].shape, name)
+                saved[name] = info
+        return {self._name(f"{PREFIX}{module}", f"{module}.weight"): self._delta(module, own) for module, own in parts.items()}, saved
+
+    def _name(self, stored: str, wanted: str) -> str:
+        """The base's name of a tensor: with or without the outer model's prefix, as checkpoints of a base model alone leave it out."""
+        for name in (wanted, wanted.partition(".")[2], f"model.{wanted}"):
+            if name in self.base.tensors:
+                return name
+        raise CheckpointError(
+            f"adapter {self.adapter}",
+            f"it changes {stored.removeprefix(PREFIX)}, and {self.source} holds no {wanted}",
+            "Give the base model that the adapter was trained on",
+        )
+
+    def _delta(self, module: str, own: Mapping[str, TensorInfo]) -> _Delta:
+        name = self._name(f"{PREFIX}{module}", f"{module}.weight")
+        embedding = "lora_embedding_A" in own
+        names = ("lora_embedding_A", "lora_embedding_B") if embedding else ("lora_A", "lora_B")
+        lacking = [part for part in names if part not in own]
+        if lacking or len(self.base.tensors[name].shape) != 2:
+            reason = f"it has no {lacking[0]} of {module}" if lacking else f"{name} is no matrix"
+            raise CheckpointError(f"adapter {self.adapter}", reason, "Use a complete adapter of matrices")
+        turned = embedding or bool(self._settings.get("fan_in_fan_out"))
+        shape = self.base.tensors[name].shape[::-1] if turned else self.base.tensors[name].shape
+        rank = own[names[0]].shape[0] if own[names[0]].shape else 0
+        self._fit(own[names[0]], (rank, shape[1]), name)
+        self._fit(own[names[1]], (shape[0], rank), name)
+        magnitude = own.get("lora_magnitude_vector")
+        if magnitude is not None:
+            if turned:
+                raise CheckpointError(
+                    f"adapter {self.adapter}", f"DoRA of {name}, which is stored turned around, is not read", "Merge it with PEFT"
+                )
+            if math.prod(magnitude.shape) != shape[0]:
+                self._fit(magnitude, (shape[0],), name)
+        scale = self._alpha(module) / (math.sqrt(rank) if self._settings.get("use_rslora") else rank)
+        vector = None if magnitude is None else self._values(magnitude).reshape(-1)
+        return _Delta(self._values(own[names[0]]), self._values(own[names[1]]) * np.float32(scale), vector, turned)
+
+    def _fit(self, info: TensorInfo, shape: tuple[int, ...], name: str) -> None:
+        if tuple(info.shape) != tuple(shape) or 0 in info.shape:
+            raise CheckpointError(
+                f"adapter {self.adapter}",
+                f"{info.name} has shape {list(info.shape)}, {name} wants {list(shape)}",
+                "Give the base model that the adapter was trained on",
+            )
+
+    def _alpha(self, module: str) -> float:
+        """PEFT's: the first pattern that matches the module's name from its start, or from behind a dot, to its end."""
+        patterns = self._settings.get("alpha_pattern") or {}
+        for pattern, alpha in patterns.items():
+            if re.match(rf"(.*\.)?({pattern})$", module):
+                return _number(self.adapter, f"alpha_pattern {pattern}", alpha)
+        return _number(self.adapter, "lora_alpha", self._settings.get("lora_alpha"))
+
+
+def _number(folder: Path, name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise CheckpointError(str(folder / CONFIG), f"{name} is {value!r}, no number", "Mend the file")
+    return float(value)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    if not (folder / CONFIG).is_file():
+        raise CheckpointError(str(folder), f"no {CONFIG} in it", "Give the folder that PEFT's save_pretrained wrote")
+    settings = read_json(folder / CONFIG)
+    if settings.get("peft_type") != "LORA":
+        raise CheckpointError(str(folder), f"it is an adapter of type {settings.get('peft_type')!r}", "Only LORA is merged")
+    for name in REFUSED:
+        if settings.get(name):
+            raise CheckpointError(str(folder / CONFIG), f"{name} is not merged here", "Merge the adapter with PEFT, and give the result")
+    patterns = settings.get("alpha_pattern")
+    if patterns is not None and not isinstance(patterns, dict):
+        raise CheckpointError(str(folder / CONFIG), "alpha_pattern is no map", "Mend the file")
+    for pattern in patterns or {}:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise CheckpointError(str(folder / CONFIG), f"alpha_pattern {pattern!r} is no expression ({error})", "Mend the file") from None
+    return settings
+
+
+def _weights(folder: Path) -> Mapping[str, TensorInfo]:
+    if (folder / WEIGHTS).is_file():
+        return read_header(folder / WEIGHTS)
+    pickled = (folder / "adapter_model.bin").is_file()
+    raise CheckpointError(
+        str(folder),
+        "its weights are pickled" if pickled else f"no {WEIGHTS} in it",
+        "Pickles can run code and are never opened: save the adapter as safetensors" if pickled else "Download the adapter again",
+    )
