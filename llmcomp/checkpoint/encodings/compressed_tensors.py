@@ -188,8 +188,9 @@ class _Integers(Grouped):
         bits: int | None,
     ) -> None:
         super().__init__(name, shape, [codes, scale, *([zero] if zero is not None else []), *others], group)
-        self.stored, self.scale, self.zero, self.bits = codes, scale, zero, bits
-        """bits: None where a code is a byte."""
+        self.stored, self.scale, self.zero = codes, scale, zero
+        self.bits = bits
+        """None where a code is a byte."""
 
     def codes(self, rows: Rows, columns: slice) -> NDArray[Any]:
         found = stored_array(self.stored)[rows]
