@@ -25,10 +25,11 @@ def check_judgeable(checkpoint: Checkpoint, file: Path | None, why: str) -> Text
     Raises:
         OptionError: the text cannot be read, or the checkpoint cannot be run in float.
     """
-    if checkpoint.folder is None:
+    if checkpoint.folder is None or not checkpoint.plain:
+        held = "a .gguf file" if checkpoint.folder is None else "stored quantized, or gets an adapter"
         raise OptionError(
             why,
-            f"{checkpoint.source} is a .gguf file, which cannot be run in float to compare with",
+            f"{checkpoint.source} is {held}, and cannot be run in float to compare with",
             "Export it with --weight-format fp32 too, and use `llmcomp eval OUT --reference FP32`",
         )
     try:

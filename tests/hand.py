@@ -35,6 +35,9 @@ class MemoryCheckpoint:
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
         return self.arrays[name][start:stop]
 
+    def window(self, name: str, index: int | None, rows: slice, columns: slice) -> np.ndarray:
+        return (self.arrays[name] if index is None else self.arrays[name][index])[rows, columns]
+
     def picked(self, name: str, numbers: np.ndarray) -> np.ndarray:
         return self.arrays[name][numbers]
 

@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcomp.checkpoint.checkpoint import Checkpoint, TensorInfo
-from llmcomp.checkpoint.folder import NUMPY, read_json
+from llmcomp.checkpoint.folder import read_json
 from llmcomp.checkpoint.header import read_header
 from llmcomp.checkpoint.mapped import map_bytes
+from llmcomp.checkpoint.stored import FLOATS
 from llmcomp.errors import CheckpointError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -90,6 +91,11 @@ class AdaptedCheckpoint(Checkpoint):
     def picked(self, name: str, numbers: NDArray[np.int64]) -> NDArray[Any]:
         return super().picked(name, numbers) if name in self._deltas or name in self._saved else self.base.picked(name, numbers)
 
+    def window(self, name: str, index: int | None, rows: slice, columns: slice) -> NDArray[Any]:
+        if name in self._deltas or name in self._saved:
+            return super().window(name, index, rows, columns)
+        return self.base.window(name, index, rows, columns)
+
     def prefetch(self, name: str, start: int, stop: int) -> None:
         if name not in self._saved:
             self.base.prefetch(name, start, stop)
@@ -107,9 +113,9 @@ class AdaptedCheckpoint(Checkpoint):
         return digest.hexdigest()
 
     def _values(self, info: TensorInfo) -> NDArray[np.float32]:
-        if info.dtype not in NUMPY:
+        if info.dtype not in FLOATS:
             raise CheckpointError(f"{info.file}: tensor {info.name}", f"{info.dtype} is not read", "Use float32, float16 or bfloat16")
-        values = map_bytes(info.file, info.begin, info.end).view(NUMPY[info.dtype]).reshape(info.shape).astype(np.float32)
+        values = map_bytes(info.file, info.begin, info.end).view(FLOATS[info.dtype]).reshape(info.shape).astype(np.float32)
         if not np.isfinite(values).all():
             raise CheckpointError(f"{info.file}: tensor {info.name}", "it holds NaN or Inf", "Use another adapter")
         return values

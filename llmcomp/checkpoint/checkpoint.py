@@ -18,7 +18,7 @@ DIGESTED = 4096
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One stored tensor; `begin` and `end` are byte offsets in `file`."""
+    """One tensor; `begin` and `end` are byte offsets in `file`, of one that is decoded as it is read those of its codes."""
 
     name: str
     dtype: str
@@ -53,6 +53,13 @@ class Checkpoint(ABC):
     def picked(self, name: str, numbers: NDArray[np.int64]) -> NDArray[Any]:
         """The rows with these numbers, a copy."""
         return self.read(name)[numbers]
+
+    def window(self, name: str, index: int | None, rows: slice, columns: slice) -> NDArray[Any]:
+        """Rows and columns of a matrix, or of matrix `index` of a stack."""
+        if index is not None:
+            return self.rows(name, index, index + 1)[0][rows, columns]
+        start, stop, _ = rows.indices(self.tensors[name].shape[0])
+        return self.rows(name, start, stop)[:, columns]
 
     @abstractmethod
     def prefetch(self, name: str, start: int, stop: int) -> None:

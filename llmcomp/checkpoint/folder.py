@@ -8,13 +8,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from llmcomp.checkpoint.checkpoint import Checkpoint, TensorInfo
+from llmcomp.checkpoint.encodings import DecodedTensor, find, plain_config, plain_tensors
 from llmcomp.checkpoint.header import is_name, read_header
 from llmcomp.checkpoint.mapped import map_bytes, read_ahead
+from llmcomp.checkpoint.stored import FLOATS
 from llmcomp.errors import CheckpointError, TokenizerError
 
 INDEX = "model.safetensors.index.json"
@@ -32,41 +33,58 @@ TOKENIZER_FILES = (
 )
 SIDE_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-NUMPY = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 
 
 class FolderCheckpoint(Checkpoint):
-    """Opens headers only; `rows` maps those rows and no more."""
+    """Opens headers, and the scales of quantized weights; `rows` maps those rows and no more, or decodes them."""
 
     def __init__(self, folder: Path, source: str) -> None:
         self.folder: Path = folder
         self.source = source
         self.open_arguments = {"source": str(folder)}
-        self.config = _config(folder)
-        _refuse_quantized(folder, self.config)
+        self._stored_config = _config(folder)
+        self.config = plain_config(self._stored_config)
+        encoding = find(self._stored_config, folder / "config.json")
         self.generation_config = read_json(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else None
-        self.tensors = _tensors(folder)
+        self._stored = _tensors(folder)
+        self.plain = encoding is None
+        self._decoded: dict[str, DecodedTensor] = {}
+        self.tensors = self._stored
+        if encoding is not None:
+            self.tensors, self._decoded = plain_tensors(encoding, self._stored)
         self.side_files = [p for p in (folder / n for n in SIDE_FILES) if p.is_file()] + sorted(folder.glob("*.py"))
 
     def prefetch(self, name: str, start: int, stop: int) -> None:
+        if name in self._decoded:
+            return self._decoded[name].prefetch(start, stop)
         info = self.tensors[name]
         size = (info.end - info.begin) // max(info.shape[0], 1)
         read_ahead(info.file, info.begin + start * size, info.begin + stop * size)
 
+    def picked(self, name: str, numbers: NDArray[np.int64]) -> NDArray[Any]:
+        return self._decoded[name].picked(numbers) if name in self._decoded else super().picked(name, numbers)
+
+    def window(self, name: str, index: int | None, rows: slice, columns: slice) -> NDArray[Any]:
+        if name in self._decoded:
+            return self._decoded[name].window(index, rows, columns)
+        return super().window(name, index, rows, columns)
+
     def rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        if name in self._decoded:
+            return self._decoded[name].rows(start, stop)
         info = self.tensors[name]
-        if info.dtype not in NUMPY:
+        if info.dtype not in FLOATS:
             raise CheckpointError(
                 f"{info.file}: tensor {name}", f"{info.dtype} weights are not read", "Use a float32, float16 or bfloat16 checkpoint"
             )
         if not info.shape:
-            return map_bytes(info.file, info.begin, info.end).view(NUMPY[info.dtype]).reshape(())
+            return map_bytes(info.file, info.begin, info.end).view(FLOATS[info.dtype]).reshape(())
         start, stop, _ = slice(start, stop).indices(info.shape[0])
         count = max(stop - start, 0)
         size = (info.end - info.begin) // max(info.shape[0], 1)
         # Offsets may be unaligned in old files; numpy reads such views correctly.
         raw = map_bytes(info.file, info.begin + start * size, info.begin + (start + count) * size)
-        return raw.view(NUMPY[info.dtype]).reshape(count, *info.shape[1:])
+        return raw.view(FLOATS[info.dtype]).reshape(count, *info.shape[1:])
 
     def check_tokenizer(self) -> None:
         if not any((self.folder / name).is_file() for name in TOKENIZERS):
@@ -83,10 +101,10 @@ class FolderCheckpoint(Checkpoint):
             shutil.copyfile(path, folder / path.name)
 
     def fingerprint(self) -> str:
-        files = sorted({t.file for t in self.tensors.values()})
+        files = sorted({t.file for t in self._stored.values()})
         stats = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in files]
-        headers = [(t.name, t.dtype, t.shape, t.begin) for t in self.tensors.values()]
-        return hashlib.sha256(json.dumps([stats, headers, self.config], sort_keys=True).encode()).hexdigest()
+        headers = [(t.name, t.dtype, t.shape, t.begin) for t in self._stored.values()]
+        return hashlib.sha256(json.dumps([stats, headers, self._stored_config], sort_keys=True).encode()).hexdigest()
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -120,17 +138,6 @@ def _instead_of_config(folder: Path) -> str:
     if "adapter_config.json" in names:
         return "It is an adapter: merge it into its base model, and give that"
     return "Give the folder of the checkpoint itself" if names else "The folder is empty: download the model first"
-
-
-def _refuse_quantized(folder: Path, config: dict[str, Any]) -> None:
-    quantization = config.get("quantization_config") or config.get("compression_config")
-    if quantization:
-        method = quantization.get("quant_method", "an unnamed method") if isinstance(quantization, dict) else quantization
-        raise CheckpointError(
-            str(folder),
-            f"its weights are already quantized with {method}",
-            "Give the original float checkpoint: compressing twice adds the damage",
-        )
 
 
 def _tensors(folder: Path) -> dict[str, TensorInfo]:

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from llmcomp.checkpoint import Checkpoint
 
+ALL = slice(None)
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -29,13 +31,14 @@ class Piece:
     transposed: bool = False
     """Rows of the piece are columns of what is stored."""
 
-    def read(self, checkpoint: Checkpoint, start: int, stop: int) -> NDArray[Any]:
+    def read(self, checkpoint: Checkpoint, start: int, stop: int, columns: slice = ALL) -> NDArray[Any]:
         """Rows [start, stop) of the piece."""
-        start, stop = self.start + start, self.start + stop
-        if self.index is None and not self.transposed:
-            return checkpoint.rows(self.tensor, start, stop)
-        stored = checkpoint.read(self.tensor) if self.index is None else checkpoint.rows(self.tensor, self.index, self.index + 1)[0]
-        return np.ascontiguousarray(stored[:, start:stop].T) if self.transposed else stored[start:stop]
+        rows = slice(self.start + start, self.start + stop)
+        if self.transposed:
+            return np.ascontiguousarray(checkpoint.window(self.tensor, self.index, columns, rows).T)
+        if self.index is None and columns == ALL:
+            return checkpoint.rows(self.tensor, rows.start, rows.stop)
+        return checkpoint.window(self.tensor, self.index, rows, columns)
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ class Pieces:
         while start < stop:
             matrix, column = divmod(start, width)
             end = min(width, column + stop - start)
-            parts = [piece.read(checkpoint, 0, piece.rows)[:, column:end] for piece in self.matrices[matrix]]
+            parts = [piece.read(checkpoint, 0, piece.rows, slice(column, end)) for piece in self.matrices[matrix]]
             found.append(np.ascontiguousarray((parts[0] if len(parts) == 1 else np.concatenate(parts)).T))
             start += end - column
         return found[0] if len(found) == 1 else np.concatenate(found)

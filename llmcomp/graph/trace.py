@@ -123,6 +123,18 @@ def _config_folder(checkpoint: Checkpoint, scratch: Path) -> Path:
     return scratch
 
 
+def _plain_config(folder: Path, trust: bool) -> Any:
+    """The architecture's configuration, without how the weights are stored: the checkpoint decodes them."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
+    for one in (config, getattr(config, "text_config", None)):
+        for name in ("quantization_config", "compression_config"):
+            if hasattr(one, name):
+                delattr(one, name)
+    return config
+
+
 PROVEN = {"gemma": "5.5.4", "gemma3_text": "5.5.4", "gemma4_text": "5.5.4"}
 """Architectures whose exporter sets its window narrower than it works: up to this transformers version the exported model gives transformers'
 own logits (tests/calibration/test_architectures.py). gemma2's does not: it is off by a thousandth of the largest."""
@@ -132,10 +144,9 @@ def _task(checkpoint: Checkpoint, folder: Path, job: dict[str, Any]) -> tuple[st
     """The exporter's task and the Auto class for it; refuses what the exporter does not know, before any tracing."""
     import optimum.exporters.openvino  # noqa: F401  registers the OpenVINO configurations
     from optimum.exporters.tasks import TasksManager
-    from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=job["trust_remote_code"])
+        config = _plain_config(folder, job["trust_remote_code"])
     except (ValueError, KeyError) as error:
         if "trust_remote_code" in str(error):
             raise ArchitectureError(
@@ -205,10 +216,9 @@ def _empty_model(checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: b
     """The model with placeholders for its matrices: (model, address -> what is there, names of the tensors whose values are real)."""
     import torch
     from accelerate import init_empty_weights
-    from transformers import AutoConfig
     from transformers.pytorch_utils import Conv1D
 
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
+    config = _plain_config(folder, trust)
     with init_empty_weights(include_buffers=False):
         model = auto_class.from_config(config, dtype=torch.bfloat16, trust_remote_code=trust)
     prefix = getattr(model, "base_model_prefix", "")
@@ -243,7 +253,7 @@ def _empty_model(checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: b
             others.append((uses, pieces))
     if missing:
         used = {t for one in (*matrices, *experts) for t in one.pieces.tensors} | {t for _, pieces in others for t in pieces.tensors}
-        if checkpoint.folder is None:
+        if checkpoint.folder is None or not checkpoint.plain:
             raise missing_tensors_error(missing, set(checkpoint.tensors) - used, checkpoint.source)
         raise ContractError(f"the checkpoint stores {missing[0]} and {len(missing) - 1} more tensors in another form")
 

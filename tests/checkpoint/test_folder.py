@@ -273,7 +273,7 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     (two / "model.safetensors").rename(two / "another.safetensors")
     refused(two, "2 safetensors files")
     quantized = tmp_path / "quantized"
-    tiny_llama(quantized, quantization_config={"quant_method": "gptq"})
-    refused(quantized, "already quantized with gptq")
+    tiny_llama(quantized, quantization_config={"quant_method": "aqlm"})
+    refused(quantized, "already quantized with aqlm")
     (quantized / "config.json").write_text("[")
     refused(quantized, "not JSON")
