@@ -18,6 +18,7 @@ from llmcomp import formats, kernels, planning
 from llmcomp.algorithms.search import search
 from llmcomp.calibrating import LEAST_TOKENS, calibrate, inner_folds, input_power
 from llmcomp.calibration import Samples
+from llmcomp.errors import PrecisionError
 from llmcomp.fitting import fit_tables
 from llmcomp.folding import choose_folds, fold
 from llmcomp.graph.factors import Factors
@@ -116,11 +117,9 @@ def _compress(
     def tell(layer: Layer, outcome: Outcome) -> None:
         _, scheme = matrices[layer.name]
         run.progress.layer(layer.name, scheme.format, outcome.seconds, group_size=scheme.group_size, error=outcome.error)
-        if outcome.error > LOST:
-            run.warn(
-                f"{layer.name}: {scheme.format} keeps nothing of it (relative squared error {outcome.error:.2f}): its weights are below "
-                f"the least step, or no match for the table; --override '{layer.name}=keep' leaves it as it is"
-            )
+        # What data has chosen need not be near the weight itself.
+        if outcome.error > LOST and not scheme.is_calibrated:
+            raise _lost(layer.name, scheme.format, outcome.error)
 
     path, calibrated = folder / "openvino_model.bin", None
     run.progress.start(sum(layer.size for layer, _ in matrices.values()), "weights")
@@ -140,6 +139,9 @@ def _compress(
                     hand_on = writer.put, writer.check_finite
                     calibrated = calibrate(graph, seen, folds, sections, samples.rows, *hand_on, Path(scratch), unfinished)
                     factors, folded = calibrated.factors, calibrated.folds
+                for name, told in calibrated.layers.items():
+                    if told["loss"] > LOST:
+                        raise _lost(name, schemes[name].format, told["loss"])
                 few = {name: told["few_tokens"] for name, told in calibrated.layers.items() if told.get("few_tokens")}
                 if few:
                     name, numbers = next(iter(few.items()))
@@ -161,6 +163,14 @@ def _compress(
             return Compressed(writer.outcomes, tail, folded, calibrated.layers if calibrated else {})
     finally:
         kernels.clear_cache()
+
+
+def _lost(layer: str, name: str, error: float) -> PrecisionError:
+    return PrecisionError(
+        layer,
+        f"{name} keeps nothing of it (relative squared error {error:.2f}): its weights are below the least step, or no match for the table",
+        f"Use --override '{layer}=keep', or another format",
+    )
 
 
 def _work(plan: Plan, layout: Layout) -> str:

@@ -86,6 +86,12 @@ class VerificationError(LlmcompError):
     exit_code = 7
 
 
+class PrecisionError(LlmcompError):
+    """A layer of which the format that was asked for keeps nothing."""
+
+    exit_code = 10
+
+
 class BudgetError(LlmcompError):
     """A size or a loss that no plan, or no model that was made, keeps to."""
 

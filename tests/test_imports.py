@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
         *("options", "planning", "preparing", "running", "writing"),
     },
     "compressing": {
-        *("algorithms", "calibrating", "calibration", "fitting", "folding", "formats", "graph", "kernels"),
+        *("algorithms", "calibrating", "calibration", "errors", "fitting", "folding", "formats", "graph", "kernels"),
         *("permuting", "planning", "preparing", "running", "threads", "writing"),
     },
     "measuring": {"algorithms", "calibration", "errors", "graph", "planning", "solving"},

@@ -10,7 +10,7 @@ import numpy as np
 import openvino as ov
 import pytest
 
-from llmcomp.errors import NonFiniteWeightError, OptionError
+from llmcomp.errors import NonFiniteWeightError, OptionError, PrecisionError
 from llmcomp.export import export, plan_model
 from llmcomp.judge import JudgeError, evaluate
 from llmcomp.options import ExportOptions
@@ -196,15 +196,20 @@ def test_a_norm_that_is_not_finite_stops_the_export(tmp_path: Path, cache: Any) 
     assert not (tmp_path / "out").exists()
 
 
-def test_a_layer_that_a_format_takes_to_zero_is_told(checkpoint: Path, cache: Any, tmp_path: Path) -> None:
-    """No scale is below 2^-23, NNCF's guard: weights far below it are gone."""
+@pytest.mark.parametrize("methods", [{}, {"scale_estimation": True}, {"gptq": True, "awq": True}])
+def test_a_layer_that_a_format_takes_to_zero_is_refused(cache: Any, tmp_path: Path, methods: dict[str, bool]) -> None:
+    """No scale is below 2^-23, NNCF's guard: weights far below it would be gone."""
     tensors = tiny_llama(tmp_path / "small")
     name = "model.layers.1.self_attn.v_proj.weight"
     tensors[name] = (tensors[name].astype(np.float32) * np.float32(1e-12)).astype(tensors[name].dtype)
     save_shards(tmp_path / "small", tensors)
-    report = export(ExportOptions(model=str(tmp_path / "small"), output=tmp_path / "out", no_tokenizer=True)).report
-    (warning,) = report["warnings"]
-    assert warning.startswith("model.layers.1.self_attn.v_proj: int4_asym keeps nothing") and "--override" in warning
+    (tmp_path / "text.txt").write_text("the rain in the land went on and on. " * 40)
+    data = {"dataset": str(tmp_path / "text.txt"), "sequence_length": 32, **methods} if methods else {}
+    with pytest.raises(PrecisionError, match=r"v_proj: int4_asym keeps nothing of it .*--override 'model.layers.1.self_attn.v_proj=keep'"):
+        export(ExportOptions(model=str(tmp_path / "small"), output=tmp_path / "out", no_tokenizer=not methods, **data))
+    assert not (tmp_path / "out").exists()
+    if methods:
+        return
     kept = ExportOptions(
         model=str(tmp_path / "small"), output=tmp_path / "kept", no_tokenizer=True, override=["model.layers.1.self_attn.v_proj=keep"]
     )

@@ -20,8 +20,8 @@ def made(experts: int, out: int, groups: int, exponents: tuple[int, int] = (100,
     rng = np.random.default_rng(0)
     blocks = rng.integers(0, 256, (experts, out, groups, 16)).astype(np.uint8)
     scales = rng.integers(*exponents, (experts, out, groups)).astype(np.uint8)
-    # Of a scale of 0, 2^-127, halves are subnormal in float32, and exact.
-    scales[0, 0, 0], scales[0, 1, 0] = 0, 1
+    # 2^-125 and on: of smaller ones halves are subnormal in float32, which a thread that the runtime has used takes for zeros.
+    scales[0, 0, 0], scales[0, 1, 0] = 2, 3
     weight = np.empty((experts, groups * 32, out), np.float32)
     for e in range(experts):
         for o in range(out):
