@@ -265,7 +265,7 @@ def _empty_model(checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: b
     # The exporter takes 16-bit weights of these very classes as they are, and casts those of others (embeddings that scale) to f32.
     plain = [one for one in matrices if all(type(module) in kinds for module, _, _ in one.uses)]
     cast = [one for one in matrices if one not in plain]
-    addresses = {**_place(plain), **_place(cast, torch.float32), **_place_experts(experts)}
+    addresses = {**_place(plain, 0), **_place(cast, 1, torch.float32), **_place_experts(experts)}
     for name, buffer in model.named_buffers():
         tensor = find_tensor(name, checkpoint.tensors, prefix)
         if tensor is not None and tuple(buffer.shape) == tuple(checkpoint.tensors[tensor].shape):
@@ -301,12 +301,12 @@ def _pieces(name: str, checkpoint: Checkpoint, stored: dict[str, Pieces], prefix
     return Pieces.of(tensor, checkpoint.tensors[tensor].shape) if tensor else stored.get(name)
 
 
-def _place(matrices: list[Placed], kind: Any = None) -> dict[int, Placed]:
+def _place(matrices: list[Placed], seed: int, kind: Any = None) -> dict[int, Placed]:
     """Give each matrix a view of its own address."""
     import torch
 
     addresses = {}
-    for one, view in zip(matrices, _views([one.shape for one in matrices], kind), strict=True):
+    for one, view in zip(matrices, _views([one.shape for one in matrices], seed, kind), strict=True):
         value = torch.nn.Parameter(view, requires_grad=False)
         for module, name, _ in one.uses:
             setattr(module, name, value)
@@ -327,10 +327,17 @@ def _place_experts(experts: list[Placed]) -> dict[int, Placed]:
         def chunk(self, chunks: int, dim: int = 0) -> Any:
             return self.halves if chunks == 2 and dim % 3 == 1 else super().chunk(chunks, dim)
 
-    whole = _place(experts, torch.float32)
+        def __getitem__(self, key: Any) -> Any:
+            middle, everything = self.shape[1] // 2, slice(None)
+            for half, rows in zip(self.halves, (slice(None, middle), slice(middle, None)), strict=True):
+                if key == (everything, rows, everything):
+                    return half
+            return super().__getitem__(key)
+
+    whole = _place(experts, 2, torch.float32)
     fused = [one for one in experts if one.uses[0][1] == FUSED and not getattr(one.uses[0][0], "is_transposed", False)]
     cut = [one.half(i) for one in fused for i in range(2)]
-    views = list(_views([one.shape for one in cut], torch.float32))
+    views = list(_views([one.shape for one in cut], 3, torch.float32))
     for i, one in enumerate(fused):
         for module, name, _ in one.uses:
             stack = getattr(module, name).data.as_subclass(Fused)
@@ -341,7 +348,7 @@ def _place_experts(experts: list[Placed]) -> dict[int, Placed]:
     return {**whole, **{view.data_ptr(): one for view, one in zip(views, cut, strict=True)}}
 
 
-def _views(shapes: list[tuple[int, ...]], kind: Any = None) -> Iterator[Any]:
+def _views(shapes: list[tuple[int, ...]], seed: int, kind: Any = None) -> Iterator[Any]:
     """Tensors of their own address in one buffer of bfloat16 or `kind`; calloc'd pages that nobody touches cost no memory."""
     import torch
 
@@ -351,9 +358,9 @@ def _views(shapes: list[tuple[int, ...]], kind: Any = None) -> Iterator[Any]:
     step = ALIGN // 2
     scale = 1 if kind is None else kind.itemsize // 2
     buffer = np.zeros((largest + step * len(shapes)) * scale, np.uint16)
-    # The exporter merges equal constants: a different start in each view keeps them apart.
+    # The exporter merges equal constants: a different start in each view, and in each buffer, keeps them apart.
     count = step * len(shapes) * scale
-    buffer[:count] = np.random.default_rng(0).integers(0x3F00, 0x3FFF, count, dtype=np.uint16)
+    buffer[:count] = np.random.default_rng(seed).integers(0x3F00, 0x3FFF, count, dtype=np.uint16)
     flat = torch.from_numpy(buffer.view(np.int16)).view(kind or torch.bfloat16)
     for i, shape in enumerate(shapes):
         yield flat[i * step : i * step + int(np.prod(shape))].view(*shape)
