@@ -26,7 +26,7 @@ from llmcomp.graph.factors import NO_FACTORS
 from llmcomp.judge import JudgeError
 from llmcomp.judge.text import Text
 from llmcomp.judging import BUDGET_WINDOWS, T95, check_judgeable, judge
-from llmcomp.options import ExportOptions
+from llmcomp.options import ExportOptions, command_line
 from llmcomp.planning import Measured, Plan
 from llmcomp.preparing import Data, open_checkpoint, prepared, trace
 from llmcomp.progress import Progress
@@ -113,7 +113,20 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
             evaluation = _judge(options, checkpoint, folder, text, run)
         nbytes = xml.with_suffix(".bin").stat().st_size
         settings = options.model_dump(mode="json", exclude=OF_THE_RUN)
-        report = make_report(graph, written.plan, layout, done, settings, versions(), run.seconds, verified, run.warnings, nbytes)
+        report = make_report(
+            graph,
+            written.plan,
+            layout,
+            done,
+            settings,
+            versions(),
+            run.seconds,
+            verified,
+            run.warnings,
+            nbytes,
+            None if run.used is None else run.used.told(),
+        )
+        report["command"] = command_line(options)
         report["evaluation"] = evaluation
         report["budget"] = budgeting.told() if budgeting else None
         write_report(report, folder)

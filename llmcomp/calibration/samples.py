@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -45,6 +46,10 @@ class Samples:
             digest.update(f"{len(row)} ".encode())
             digest.update(np.ascontiguousarray(row, "<i8").data)
         return digest.hexdigest()
+
+    def told(self) -> dict[str, Any]:
+        """For the report."""
+        return {"source": self.source, "taken": self.taken, "rows": self.count, "tokens": self.tokens, "xxh3_128": self.digest()}
 
     def __str__(self) -> str:
         lengths = {len(row) for row in self.rows}

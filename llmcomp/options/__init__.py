@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llmcomp.options.export_options import ExportOptions
-    from llmcomp.options.recipe import build, explained, load_recipe, recipes
+    from llmcomp.options.recipe import build, command_line, explained, load_recipe, recipes
     from llmcomp.options.rules import Override, Rule
     from llmcomp.options.scope import IgnoredScope
 
-__all__ = ["ExportOptions", "IgnoredScope", "Override", "Rule", "build", "explained", "load_recipe", "recipes"]
+__all__ = ["ExportOptions", "IgnoredScope", "Override", "Rule", "build", "command_line", "explained", "load_recipe", "recipes"]
 
 _HOMES = {
     "ExportOptions": "export_options",
@@ -24,6 +24,7 @@ _HOMES = {
     "Override": "rules",
     "Rule": "rules",
     "build": "recipe",
+    "command_line": "recipe",
     "explained": "recipe",
     "load_recipe": "recipe",
     "recipes": "recipe",

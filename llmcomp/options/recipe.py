@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from llmcomp.errors import OptionError
 from llmcomp.options.export_options import BUDGETS, ExportOptions
 from llmcomp.options.rules import did_you_mean
 from llmcomp.options.scope import IgnoredScope
-from llmcomp.options.table import BY_FIELD
+from llmcomp.options.table import BY_FIELD, EXPORT
 
 _PACKAGE = Path(__file__).parent.parent
 # In a wheel the recipes lie inside the package, in a checkout beside it.
@@ -93,6 +94,24 @@ def build(given: Mapping[str, Any]) -> ExportOptions:
         return ExportOptions(**merged)
     except OptionError as error:
         raise explained(error, given.get("quality"), given.get("recipe")) from None
+
+
+def command_line(options: ExportOptions) -> str:
+    """The command that gives these options, ready for a shell; a token is left out, texts that were given as such are counted."""
+    words = ["llmcomp", "export", options.model, str(options.output)]
+    # What a recipe has brought is among the values.
+    left_out = {"model", "output", "token", "resume", "recipe", "quality"}
+    for field, value in options.model_dump(mode="json", exclude=left_out, exclude_defaults=True).items():
+        if EXPORT not in BY_FIELD[field].commands:
+            continue
+        flag = BY_FIELD[field].flags[0]
+        if isinstance(value, bool):
+            words.append(flag if value else f"--no-{flag[2:]}")
+        elif isinstance(value, dict):
+            words += [word for text in options.ignored_scope.rules() for word in (flag, text.text)]
+        else:
+            words += [word for one in (value if isinstance(value, list) else [value]) for word in (flag, str(one))]
+    return shlex.join(words)
 
 
 def explained(error: OptionError, quality: str | None, recipe: str | None) -> OptionError:

@@ -49,8 +49,9 @@ def make_report(
     verified: str,
     warnings: list[str],
     nbytes: int,
+    data: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """The report as plain data (JSON-able)."""
+    """The report as plain data (JSON-able). `data` is what was looked at, if anything was."""
     layers, by_name = [], {layer.name: layer for layer in graph.layers}
     for entry in plan.layers:
         outcome = done.outcomes[entry.name]
@@ -58,6 +59,7 @@ def make_report(
             {
                 "name": entry.name,
                 "tensor": entry.tensor,
+                "tensors": [*graph.sources[entry.name].tensors] or None,
                 "shape": list(entry.shape),
                 "format": entry.format,
                 "table": outcome.format if outcome.format != entry.format else None,
@@ -91,6 +93,7 @@ def make_report(
         },
         "bits_per_weight": round(8 * stored / weights, 4) if weights else 0.0,
         "formats": _by_format(layers),
+        "data": data,
         "summary": plan.summary.model_dump(),
         "layers": layers,
         "folds": [dict(line) for line in done.folds],

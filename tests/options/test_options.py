@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from llmcomp.errors import OptionError
-from llmcomp.options import ExportOptions, IgnoredScope, Override, build, load_recipe, recipes
+from llmcomp.options import ExportOptions, IgnoredScope, Override, build, command_line, load_recipe, recipes
 from llmcomp.options.table import BY_FIELD, OPTIONS
 from llmcomp.planning import check_options
 
@@ -183,3 +183,21 @@ def test_the_recipe_of_a_bare_export_is_what_it_says() -> None:
     named, bare = build({"model": "m", "recipe": "laptop-int4"}), build({"model": "m"})
     differing = {f for f in ExportOptions.model_fields if getattr(named, f) != getattr(bare, f)}
     assert differing == {"recipe", "group_size"} and named.group_size == 64
+
+
+def test_the_command_of_a_report_gives_the_same_options() -> None:
+    import argparse
+    import shlex
+
+    from llmcomp.cli.arguments import add_arguments, options_of
+
+    given = build({
+        "model": "a b", "output": Path("o"), "quality": "high", "weight_format": "int4_sym", "override": ["*.o_proj=int8", "x=keep"],
+        "ignored_scope": ["re:a.*", "type:Gather"], "dataset": "x.txt", "num_samples": 4, "token": "secret", "target_bpw": 4.5, "no_tokenizer": True,
+    })  # fmt: skip
+    command = command_line(given)
+    assert "secret" not in command and command.startswith("llmcomp export 'a b' o ")
+    parser = argparse.ArgumentParser()
+    add_arguments(parser, "export")
+    again = options_of(parser.parse_args(shlex.split(command)[2:]))
+    assert again.model_dump(exclude={"token", "quality"}) == given.model_dump(exclude={"token", "quality"})
