@@ -139,6 +139,17 @@ def test_what_a_power_cut_has_lost_is_computed_again(source: Path, tmp_path: Pat
     assert written(out) == written(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(path.read_bytes()[:-40]), lambda path: path.unlink()])
+def test_hidden_states_that_a_power_cut_has_lost_are_computed_again(source: Path, tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    options = given(source, tmp_path / "out", "calibrated")
+    assert killed(120, options).returncode == -9
+    (hidden,) = (tmp_path / "out.partial" / resume.HOME).glob("hidden-*")
+    damage(hidden)
+    export(ExportOptions(**options, resume=True))
+    export(ExportOptions(**{**options, "output": str(tmp_path / "whole")}))
+    assert written(tmp_path / "out") == written(tmp_path / "whole")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -7,13 +7,13 @@ checksums in the journal; whatever a crash or a power cut has lost is computed a
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from llmcomp.errors import OutputError
@@ -123,16 +123,15 @@ class Unfinished:
             path.write_text(text, encoding="utf8")
 
     def reached(self) -> int:
-        """The number that `keep_state` was last given, -1 if it never was."""
-        told = self.text(STATE)
-        return -1 if told is None else int(json.loads(told)["number"])
+        """The number that `keep_state` was last given, -1 if it never was, or if a power cut has lost it."""
+        told = self._state()
+        return -1 if told is None else int(told["number"])
 
     def state(self) -> dict[str, Any] | None:
-        """What `keep_state` was last given, its arrays as lists of arrays."""
-        text = self.text(STATE)
-        if text is None:
+        """What `keep_state` was last given, its arrays as lists of arrays; None as for `reached`."""
+        told = self._state()
+        if told is None:
             return None
-        told: dict[str, Any] = json.loads(text)
         with (self.home / told["file"]).open("rb") as file:
             arrays = {
                 name: [np.fromfile(file, "<f4", int(np.prod(shape))).reshape(shape) for shape in shapes]
@@ -140,17 +139,28 @@ class Unfinished:
             }
         return {**told["values"], **arrays}
 
+    def _state(self) -> dict[str, Any] | None:
+        text = self.text(STATE)
+        if text is None:
+            return None
+        told: dict[str, Any] = json.loads(text)
+        path, total = self.home / told["file"], 0
+        if path.is_file() and path.stat().st_size:
+            total = journal.checksum(np.memmap(path, np.uint8, "r"))
+        return told if total == told["checksum"] else None
+
     def keep_state(self, number: int, values: Mapping[str, Any], arrays: Mapping[str, Sequence[NDArray[np.float32]]]) -> None:
         """Where calibration stands, in place of what was kept before; a crash leaves one of the two."""
-        name = f"hidden-{number}.bin"
+        name, digest = f"hidden-{number}.bin", xxhash.xxh3_64()
         with (self.home / name).open("wb") as file:
-            for one in arrays.values():
-                for array in one:
-                    np.ascontiguousarray(array, "<f4").tofile(file)
-            file.flush()
-            os.fsync(file.fileno())
+            for array in (array for one in arrays.values() for array in one):
+                data = np.ascontiguousarray(array, "<f4")
+                data.tofile(file)
+                digest.update(data.reshape(-1).view(np.uint8).data)
         shapes = {key: [list(array.shape) for array in one] for key, one in arrays.items()}
-        _write_json(self.home / STATE, {"number": number, "file": name, "shapes": shapes, "values": dict(values)})
+        _write_json(
+            self.home / STATE, {"number": number, "file": name, "checksum": digest.intdigest(), "shapes": shapes, "values": dict(values)}
+        )
         for path in self.home.glob("hidden-*"):
             if path.name != name:
                 path.unlink()
