@@ -47,12 +47,13 @@ OWN: dict[str, dict[str, Any]] = {
         "vocab_size_per_layer_input": 96,
         "hidden_size_per_layer_input": 16,
         "num_kv_shared_layers": 0,
-        "activation_sparsity_pattern": 0.0,
+        "activation_sparsity_pattern": [0.0, 0.0],
         "laurel_rank": 8,
     },
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "qwen3_next": {"layer_types": ["linear_attention", "full_attention"], "shared_expert_intermediate_size": 64},
     "qwen2_moe": {"decoder_sparse_step": 1, "shared_expert_intermediate_size": 64},
+    "qwen3_moe": {"head_dim": 16, "decoder_sparse_step": 1},
 }
 """Where these names are not enough; None leaves a name out."""
 
