@@ -1,7 +1,7 @@
 """Compressing, the stage that follows a plan: folds and tables chosen, weights rounded, the model written.
 
 comes in: a graph, a plan, data where the plan asks for calibration
-goes out: openvino_model.xml and .bin, with what became of each layer
+goes out: the .xml and .bin of a model or submodel, with what became of each layer
 may import: every stage before it
 read first: write_model
 """
@@ -37,7 +37,6 @@ from llmcomp.writing.journal import Journal
 from llmcomp.writing.layout import Layout, make_layout
 from llmcomp.writing.report import Compressed, rt_info
 from llmcomp.writing.resume import Unfinished
-from llmcomp.writing.side_files import write_side_files
 from llmcomp.writing.stream import BinWriter, Outcome, Quantizer
 
 RULES: dict[str, str | kernels.Ranges] = {planning.SEARCH: search}
@@ -62,9 +61,10 @@ def write_model(graph: ModelGraph, plan: Plan, data: Data, folder: Path, run: Ru
     schemes, folds = plan.schemes, choose_folds(graph, plan)
     folds = folds if sections is None else inner_folds(folds, sections)
     layout = make_layout(graph, schemes, folds)
-    unfinished = Unfinished(folder)
+    name = graph.skeleton.name
+    unfinished = Unfinished(folder, name)
     finished = unfinished.take_up(_work(plan, layout), _matrices(graph, schemes), layout, _reached(graph, schemes, sections, unfinished))
-    written = folder / "openvino_model.bin"
+    written = unfinished.bin
     check_disk(options.output or folder, layout.size - (written.stat().st_size if written.exists() else 0))
     data.finish_tokenizer()
     samples = data.get() if sections is not None else None
@@ -75,8 +75,7 @@ def write_model(graph: ModelGraph, plan: Plan, data: Data, folder: Path, run: Ru
             take_orders(sections, graph)
     done = replace(_compress(graph, plan, layout, folds, sections, samples, unfinished, finished, run), permuted=permuted)
     with run.stage("write"):
-        write_ir(graph, schemes, layout, done.tail, folder / "openvino_model.xml", rt_info(options, plan))
-        write_side_files(graph, plan, options, folder)
+        write_ir(graph, schemes, layout, done.tail, folder / f"{name}.xml", rt_info(options, plan))
     return Written(plan, layout, done)
 
 
@@ -121,7 +120,7 @@ def _compress(
         if outcome.error > LOST and not scheme.is_calibrated:
             raise _lost(layer.name, scheme.format, outcome.error)
 
-    path, calibrated = folder / "openvino_model.bin", None
+    path, calibrated = unfinished.bin, None
     run.progress.start(sum(layer.size for layer, _ in matrices.values()), "weights")
     if finished:
         run.progress.note(f"{len(finished)} of {len(matrices)} matrices are finished already")

@@ -1,6 +1,6 @@
 """Deciding, the stage that makes the plan: from options, from a file, by a ratio's scores or on the way to a budget.
 
-comes in: a graph, options, data where it has a say
+comes in: graphs, options, data where it has a say
 goes out: a Plan, a Budgeting, Measured
 may import: algorithms, budgeting, calibration, errors, folding, graph, kernels, measuring, options, planning, preparing, running, writing
 read first: decide
@@ -18,13 +18,14 @@ from llmcomp import kernels, planning
 from llmcomp.algorithms import sensitivity
 from llmcomp.budgeting import Budgeting
 from llmcomp.calibration import Samples
+from llmcomp.errors import OptionError
 from llmcomp.folding import choose_folds
 from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph, flat_rows
 from llmcomp.measuring import measure
 from llmcomp.options import ExportOptions
 from llmcomp.planning import Measured, Plan, Scheme
-from llmcomp.preparing import Data
+from llmcomp.preparing import Data, Graphs
 from llmcomp.running import Run
 from llmcomp.writing.finite import non_finite_error
 from llmcomp.writing.ir import write_ir
@@ -34,25 +35,29 @@ from llmcomp.writing.resume import MEASURED
 from llmcomp.writing.stream import tile_rows
 
 
-def decide(graph: ModelGraph, options: ExportOptions, data: Data, run: Run) -> Plan:
+def decide(graphs: Graphs, options: ExportOptions, data: Data, run: Run) -> Plan:
     """The plan to follow, or the first on the way to a budget."""
-    return start_budget(graph, options, data, run).plan if options.budget else plan_by_rules(graph, options, data, run)
+    return start_budget(graphs[0], options, data, run).plan if options.budget else plan_by_rules(graphs, options, data, run)
 
 
-def plan_by_rules(graph: ModelGraph, options: ExportOptions, data: Data, run: Run) -> Plan:
+def plan_by_rules(graphs: Graphs, options: ExportOptions, data: Data, run: Run) -> Plan:
     """The plan where no budget is asked for."""
-    measured = _measured(graph, options, data, run)
+    layers = [layer for graph in graphs for layer in graph.layers]
+    measured = _measured(graphs[0], options, data, run)
     with run.stage("plan"):
         if options.plan is not None:
             where = f"plan {options.plan}"
-            return Plan.from_json(_text(options.plan), where).check_against(graph.layers, where)
+            plan = Plan.from_json(_text(options.plan), where).check_against(layers, where)
+            if plan.is_calibrated and len(graphs) > 1:
+                raise OptionError(where, "it asks for calibration, and nothing calibrates several submodels", "Make it anew without")
+            return plan
         scores = None
         if measured is not None:
             scores = measured.scores(options.sensitivity_metric)
         elif planning.needs_scores(options):
-            scores = _scores(graph, options)
-        plan = planning.make_plan(graph.layers, options, scores, measured)
-    _tell(graph, plan, run)
+            scores = {name: score for graph in graphs for name, score in _scores(graph, options).items()}
+        plan = planning.make_plan(layers, options, scores, measured)
+    _tell(layers, plan, run)
     return plan
 
 
@@ -68,7 +73,7 @@ def start_budget(graph: ModelGraph, options: ExportOptions, data: Data, run: Run
     with run.stage("plan"):
         budgeting = Budgeting(graph, options, measured, xml_bytes)
         budgeting.begin()
-    _tell(graph, budgeting.plan, run)
+    _tell(graph.layers, budgeting.plan, run)
     return budgeting
 
 
@@ -109,10 +114,10 @@ def measure_layers(graph: ModelGraph, options: ExportOptions, run: Run, samples:
     return measured
 
 
-def _tell(graph: ModelGraph, plan: Plan, run: Run) -> None:
+def _tell(layers: Sequence[Layer], plan: Plan, run: Run) -> None:
     for note in plan.notes:
         run.progress.note(note)
-    by_name = {layer.name: layer for layer in graph.layers}
+    by_name = {layer.name: layer for layer in layers}
     stored_only = sorted({entry.format for entry in plan.layers if not planning.runs_packed(by_name[entry.name], entry.scheme)})
     if stored_only:
         run.progress.note(f"{', '.join(stored_only)}: stored only on this device, the CPU decompresses it to f32 when it loads the model")

@@ -18,25 +18,27 @@ from llmcomp.budgeting import Judged
 from llmcomp.calibration import Samples, samples_of
 from llmcomp.calibration.load import AUTO
 from llmcomp.checkpoint import Checkpoint
-from llmcomp.compressing import quantizer, write_model
+from llmcomp.compressing import Written, quantizer, write_model
 from llmcomp.deciding import check_files, decide, measure_layers, plan_by_rules, start_budget
 from llmcomp.errors import BudgetError
 from llmcomp.folding import choose_folds
 from llmcomp.graph.factors import NO_FACTORS
+from llmcomp.graph.model import ModelGraph
 from llmcomp.judge import JudgeError
 from llmcomp.judge.text import Text
 from llmcomp.judging import BUDGET_WINDOWS, T95, check_judgeable, judge
 from llmcomp.options import ExportOptions, command_line
 from llmcomp.planning import Measured, Plan
-from llmcomp.preparing import Data, open_checkpoint, prepared, trace
+from llmcomp.preparing import Data, only, open_checkpoint, prepared, trace
 from llmcomp.progress import Progress
 from llmcomp.running import Run
 from llmcomp.threads import workers
 from llmcomp.writing import resume, verify
 from llmcomp.writing.bundle import bundle, check_disk, check_output, partial_folder
-from llmcomp.writing.forecast import Forecast, forecast, least_bytes
+from llmcomp.writing.forecast import Forecast, forecast, least_bytes, total
 from llmcomp.writing.layout import make_layout
-from llmcomp.writing.report import make_report, versions, write_report
+from llmcomp.writing.report import Submodel, make_report, versions, write_report
+from llmcomp.writing.side_files import write_side_files
 from llmcomp.writing.tokenizer import Conversion
 
 OF_THE_RUN = {"token", "output", "quiet", "json_log", "dry_run", "overwrite", "resume"}
@@ -79,10 +81,10 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
             # It is converted in a process of its own, while the graph is traced.
             checkpoint.save_tokenizer(folder)
             tokenizer = stack.enter_context(Conversion(folder, options.task, options.trust_remote_code))
-        graph = trace(checkpoint, options, run)
+        graphs = trace(checkpoint, options, run)
         data = Data(checkpoint, options, folder, run, tokenizer, samples, export, unfinished)
-        budgeting = start_budget(graph, options, data, run) if options.budget else None
-        plan = budgeting.plan if budgeting else plan_by_rules(graph, options, data, run)
+        budgeting = start_budget(graphs[0], options, data, run) if options.budget else None
+        plan = budgeting.plan if budgeting else plan_by_rules(graphs, options, data, run)
 
         def judge_now() -> Judged:
             assert text is not None
@@ -95,35 +97,31 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
                     ) from None
             return Judged(figures["kl"], figures["kl"] + T95 * figures["kl_standard_error"], figures)
 
-        xml = folder / "openvino_model.xml"
         while True:
-            written = write_model(graph, plan, data, folder, run)
-            if budgeting is None or not budgeting.misses(xml, judge_now):
+            # A budget is for a model of one graph.
+            written = {graph: write_model(graph, plan.of(graph.layers), data, folder, run) for graph in graphs}
+            write_side_files(checkpoint, graphs[0].skeleton, plan, options, folder)
+            if budgeting is None or not budgeting.misses(folder / f"{graphs[0].skeleton.name}.xml", judge_now):
                 break
             plan = budgeting.plan
             run.progress.note("the budget is not met yet: the model is made anew")
         with run.stage("verify"):
-            layout, done = written.layout, written.done
-            matrices = [layer for layer, _ in planning.stored(graph.layers, written.plan.schemes)]
-            verified = verify.verify(
-                verify.choose(options.verify, layout.size), xml, unfinished.journal, matrices, layout, done.tail, graph.vocabulary
-            )
+            mode = verify.choose(options.verify, sum(one.layout.size for one in written.values()))
+            verified = {graph: _verify(mode, folder, graph, one) for graph, one in written.items()}
         evaluation = budgeting.evaluation if budgeting else None
         if evaluation is None and options.eval and text is not None:
             evaluation = _judge(options, checkpoint, folder, text, run)
-        nbytes = xml.with_suffix(".bin").stat().st_size
         settings = options.model_dump(mode="json", exclude=OF_THE_RUN)
         report = make_report(
-            graph,
-            written.plan,
-            layout,
-            done,
+            [
+                Submodel(graph, one.plan, one.done, verified[graph], (folder / f"{graph.skeleton.name}.bin").stat().st_size)
+                for graph, one in written.items()
+            ],
+            plan,
             settings,
             versions(),
             run.seconds,
-            verified,
             run.warnings,
-            nbytes,
             None if run.used is None else run.used.told(),
         )
         report["command"] = command_line(options)
@@ -139,16 +137,16 @@ def plan_model(options: ExportOptions, progress: Progress | None = None) -> Plan
     run = Run(progress or Progress())
     planning.check_options(options)
     check_files(options)
-    with prepared(options, run, planning.needs_data(options), export) as (graph, data):
-        return decide(graph, options, data, run)
+    with prepared(options, run, planning.needs_data(options), export) as (graphs, data):
+        return decide(graphs, options, data, run)
 
 
 def measure_model(options: ExportOptions, progress: Progress | None = None) -> Measured:
     """What each layer suffers under `planning.candidates(options)`, by `options.dataset` or the model's own text."""
     run = Run(progress or Progress())
     schemes = planning.candidates(options)
-    with prepared(options, run, True, export) as (graph, data):
-        measured = measure_layers(graph, options, run, data.get(), schemes)
+    with prepared(options, run, True, export) as (graphs, data):
+        measured = measure_layers(only(graphs, "llmcomp measure"), options, run, data.get(), schemes)
     run.progress.finish()
     return measured
 
@@ -160,14 +158,16 @@ def dry_run(options: ExportOptions, progress: Progress | None = None) -> Forecas
     planning.check_options(options)
     check_files(options)
     check_output(options.output, options.model, options.overwrite)
-    with prepared(options, run, planning.needs_data(options), export) as (graph, data):
-        plan = decide(graph, options, data, run)
+    with prepared(options, run, planning.needs_data(options), export) as (graphs, data):
+        plan = decide(graphs, options, data, run)
     if plan.is_calibrated:
         run.warn("calibration's own time and memory are not in the forecast, which is that of rounding the same layers plainly")
-    layout = make_layout(graph, plan.schemes, choose_folds(graph, plan))
-    check_disk(options.output, layout.size)
-    plain, _ = plan.without_calibration(())
-    return forecast(graph, plain.schemes, layout, quantizer(NO_FACTORS), workers())
+    parts = {graph: plan.of(graph.layers) for graph in graphs}
+    layouts = {graph: make_layout(graph, part.schemes, choose_folds(graph, part)) for graph, part in parts.items()}
+    check_disk(options.output, sum(layout.size for layout in layouts.values()))
+    plain = {graph: part.without_calibration(())[0].schemes for graph, part in parts.items()}
+    found = [forecast(graph, plain[graph], layout, quantizer(NO_FACTORS), workers()) for graph, layout in layouts.items()]
+    return total(found)
 
 
 def _identity(options: ExportOptions, checkpoint: Checkpoint, samples: Samples | None) -> dict[str, Any]:
@@ -184,6 +184,14 @@ def _identity(options: ExportOptions, checkpoint: Checkpoint, samples: Samples |
         **{f"the version of {name}": version for name, version in versions().items()},
         "the number of threads": workers(),
     }
+
+
+def _verify(mode: str, folder: Path, graph: ModelGraph, one: Written) -> str:
+    name = graph.skeleton.name
+    matrices = [layer for layer, _ in planning.stored(graph.layers, one.plan.schemes)]
+    journal = resume.Unfinished(folder, name).journal
+    layout, tail = one.layout, one.done.tail
+    return verify.verify(mode, folder / f"{name}.xml", journal, matrices, layout, tail, graph.vocabulary, graph.skeleton.example)
 
 
 def _judge(options: ExportOptions, checkpoint: Checkpoint, folder: Path, text: Text, run: Run) -> dict[str, Any] | None:

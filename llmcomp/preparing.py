@@ -1,8 +1,8 @@
 """Preparing, the stages in front of the plan: the checkpoint opened, its graph traced, data at hand.
 
 comes in: options
-goes out: a Checkpoint, a ModelGraph, Data
-may import: calibration, checkpoint, graph, kernels, options, running, writing
+goes out: a Checkpoint, a ModelGraph for each submodel, Data
+may import: calibration, checkpoint, errors, graph, kernels, options, planning, running, writing
 read first: prepared
 """
 
@@ -16,18 +16,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from llmcomp import checkpoint as checkpoints
-from llmcomp import kernels
+from llmcomp import kernels, planning
 from llmcomp.calibration import Samples, samples_of, self_text, starts_of
 from llmcomp.calibration.load import AUTO, row_length
 from llmcomp.checkpoint import Checkpoint
-from llmcomp.graph.model import ModelGraph
-from llmcomp.graph.skeleton import get_skeleton
+from llmcomp.errors import OptionError
+from llmcomp.graph.model import ModelGraph, make_graphs, unused_tensors
+from llmcomp.graph.skeleton import get_skeletons
 from llmcomp.options import ExportOptions
 from llmcomp.running import Run
 from llmcomp.writing.finite import check_kept
 from llmcomp.writing.resume import SAMPLES, Unfinished
 from llmcomp.writing.tokenizer import Conversion
 
+GENERATES = "text-generation"
 Export = Callable[[ExportOptions], object]
 """Writes the model that makes its own calibration text."""
 
@@ -41,20 +43,48 @@ def open_checkpoint(options: ExportOptions) -> Checkpoint:
     return checkpoint
 
 
-def trace(checkpoint: Checkpoint, options: ExportOptions, run: Run) -> ModelGraph:
+Graphs = tuple[ModelGraph, ...]
+"""One, or one for each submodel."""
+
+
+def trace(checkpoint: Checkpoint, options: ExportOptions, run: Run) -> Graphs:
+    """
+    Raises:
+        OptionError: options that only make sense for a model of one graph, where there are several.
+    """
     with run.stage("graph"):
-        skeleton = get_skeleton(checkpoint, options.task, options.trust_remote_code)
-        graph = ModelGraph(skeleton, checkpoint)
-        check_kept(graph, kernels.non_finite)
-    if skeleton.cached:
+        skeletons = get_skeletons(checkpoint, options.task, options.trust_remote_code)
+        graphs = make_graphs(skeletons, checkpoint)
+        for graph in graphs:
+            check_kept(graph, kernels.non_finite)
+    if skeletons[0].cached:
         run.progress.note("the traced graph comes from the cache")
-    if skeleton.fallback:
-        run.warn(f"traced over the mapped weights, not as an empty skeleton: {skeleton.fallback}")
-    if graph.unused:
-        run.warn(
-            f"{len(graph.unused)} tensors of the checkpoint are not used by the architecture, {graph.unused[0]} for one; all are in the report"
+    if skeletons[0].fallback:
+        run.warn(f"traced over the mapped weights, not as an empty skeleton: {skeletons[0].fallback}")
+    unused = unused_tensors(graphs)
+    if unused:
+        run.warn(f"{len(unused)} tensors of the checkpoint are not used by the architecture, {unused[0]} for one; all are in the report")
+    looking = [flag for flag, on in planning.looks_at_text(options).items() if on]
+    if looking:
+        only(graphs, " ".join(looking))
+    return graphs
+
+
+def only(graphs: Graphs, what: str) -> ModelGraph:
+    """The one graph of a model that generates text.
+
+    Raises:
+        OptionError: `what` needs such a model, and this is none.
+    """
+    task = graphs[0].skeleton.task
+    if len(graphs) > 1 or not task.startswith(GENERATES):
+        several = f", as {' and '.join(graph.skeleton.name for graph in graphs)}" if len(graphs) > 1 else ""
+        raise OptionError(
+            what,
+            f"it needs a model that generates text from text alone, and this one is exported for {task}{several}",
+            "Leave it out; rounding without data, --scale-rule search and overrides work for every model",
         )
-    return graph
+    return graphs[0]
 
 
 @dataclass
@@ -99,8 +129,8 @@ class Data:
 
 
 @contextmanager
-def prepared(options: ExportOptions, run: Run, looks_at_data: bool, export: Export) -> Iterator[tuple[ModelGraph, Data]]:
-    """A graph and its data, where no folder is to be filled."""
+def prepared(options: ExportOptions, run: Run, looks_at_data: bool, export: Export) -> Iterator[tuple[Graphs, Data]]:
+    """Graphs and their data, where no folder is to be filled."""
     checkpoint = open_checkpoint(options)
     named = looks_at_data and options.dataset not in (None, AUTO)
     samples = samples_of(options, checkpoint) if named else None

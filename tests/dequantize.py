@@ -15,7 +15,7 @@ from llmcomp.algorithms.search import search
 from llmcomp.export import plan_model
 from llmcomp.folding import choose_folds, fold
 from llmcomp.graph.model import ModelGraph, flat_rows
-from llmcomp.graph.skeleton import get_skeleton
+from llmcomp.graph.skeleton import get_skeletons
 from llmcomp.options import ExportOptions
 from llmcomp.permuting import choose_inner, permute
 from llmcomp.planning import COMPRESSION_FIELDS
@@ -24,7 +24,7 @@ from llmcomp.planning import COMPRESSION_FIELDS
 def dequantized_ir(folder: Path, source: Path, scratch: Path) -> Path:
     """Path of an f32 IR: the source's skeleton with every weight replaced by numpy's own rounding of the source."""
     checkpoint = checkpoints.open(str(source))
-    skeleton = get_skeleton(checkpoint)
+    skeleton = get_skeletons(checkpoint)[0]
     graph = ModelGraph(skeleton, checkpoint)
     layers = {layer.tensor: layer for layer in graph.layers}
     tensors = {w["id"]: w["tensor"] for w in skeleton.weights}

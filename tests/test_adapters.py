@@ -158,10 +158,10 @@ def test_a_plan_that_makes_no_sense(source: Path, change: dict[str, Any], words:
     data["layers"][1] |= change
     from llmcomp import checkpoint as checkpoints
     from llmcomp.graph.model import ModelGraph
-    from llmcomp.graph.skeleton import get_skeleton
+    from llmcomp.graph.skeleton import get_skeletons
 
     opened = checkpoints.open(str(source / "tiny"))
-    layers = ModelGraph(get_skeleton(opened), opened).layers
+    layers = ModelGraph(get_skeletons(opened)[0], opened).layers
     with pytest.raises(OptionError, match=words):
         Plan.from_json(json.dumps(data)).check_against(layers)
 

@@ -16,7 +16,7 @@ from llmcomp.errors import NonFiniteWeightError, OptionError
 from llmcomp.export import dry_run, export, measure_model, plan_model
 from llmcomp.graph.model import ModelGraph
 from llmcomp.graph.sections import Divider, UndividedError
-from llmcomp.graph.skeleton import get_skeleton
+from llmcomp.graph.skeleton import get_skeletons
 from llmcomp.measuring import measure
 from llmcomp.options import ExportOptions
 from llmcomp.planning import Measured, Plan, Scheme
@@ -45,7 +45,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def graph_of(folder: Path) -> ModelGraph:
     checkpoint = checkpoints.open(str(folder))
-    return ModelGraph(get_skeleton(checkpoint), checkpoint)
+    return ModelGraph(get_skeletons(checkpoint)[0], checkpoint)
 
 
 def nats(

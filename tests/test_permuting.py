@@ -13,7 +13,7 @@ from llmcomp import checkpoint as checkpoints
 from llmcomp.errors import NonFiniteWeightError
 from llmcomp.export import export, plan_model
 from llmcomp.graph.model import ModelGraph
-from llmcomp.graph.skeleton import get_skeleton
+from llmcomp.graph.skeleton import get_skeletons
 from llmcomp.options import ExportOptions
 from llmcomp.permuting import choose_inner, permute
 from tests.dequantize import dequantized_ir
@@ -83,7 +83,7 @@ def test_only_where_low_bit_weights_have_groups_along_them(source: Path, options
     asked: dict[str, Any] = {"weight_format": "int4_sym", "group_size": 32, "permutation": "sorted", "no_tokenizer": True, **options}
     plan = plan_model(ExportOptions(model=str(source / "tiny"), **asked))
     opened = checkpoints.open(str(source / "tiny"))
-    assert choose_inner(ModelGraph(get_skeleton(opened), opened), plan) == ()
+    assert choose_inner(ModelGraph(get_skeletons(opened)[0], opened), plan) == ()
 
 
 def test_columns_come_out_sorted_and_rows_with_them(source: Path) -> None:
@@ -91,7 +91,7 @@ def test_columns_come_out_sorted_and_rows_with_them(source: Path) -> None:
         ExportOptions(model=str(source / "tiny"), weight_format="int4_sym", group_size=32, permutation="sorted", no_tokenizer=True)
     )
     opened = checkpoints.open(str(source / "tiny"))
-    graph = ModelGraph(get_skeleton(opened), opened)
+    graph = ModelGraph(get_skeletons(opened)[0], opened)
     moved, _ = permute(graph, choose_inner(graph, plan))
     by_name = {layer.name: layer for layer in graph.layers}
 

@@ -123,7 +123,7 @@ def test_what_a_power_cut_has_lost_is_computed_again(source: Path, tmp_path: Pat
         interrupt_at(patch, 40, KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt):
             export(ExportOptions(**given(source, out, "plain")))
-    weights, journal = partial / "openvino_model.bin", partial / resume.HOME / resume.JOURNAL
+    weights, journal = partial / "openvino_model.bin", partial / resume.HOME / "openvino_model" / resume.JOURNAL
     if damage == "a byte of the .bin":
         data = bytearray(weights.read_bytes())
         data[100] ^= 1
@@ -143,7 +143,7 @@ def test_what_a_power_cut_has_lost_is_computed_again(source: Path, tmp_path: Pat
 def test_hidden_states_that_a_power_cut_has_lost_are_computed_again(source: Path, tmp_path: Path, damage: Callable[[Path], None]) -> None:
     options = given(source, tmp_path / "out", "calibrated")
     assert killed(120, options).returncode == -9
-    (hidden,) = (tmp_path / "out.partial" / resume.HOME).glob("hidden-*")
+    (hidden,) = (tmp_path / "out.partial" / resume.HOME / "openvino_model").glob("hidden-*")
     damage(hidden)
     export(ExportOptions(**options, resume=True))
     export(ExportOptions(**{**options, "output": str(tmp_path / "whole")}))
@@ -172,7 +172,7 @@ def test_other_work_is_refused_and_named(
     monkeypatch.setattr("llmcomp.writing.report.version_of", lambda name: "another")
     with pytest.raises(OutputError, match=r"the version of llmcomp was .* now another"):
         export(ExportOptions(**options, resume=True))
-    assert (tmp_path / "out.partial" / resume.HOME / resume.JOURNAL).stat().st_size, "a refusal loses nothing"
+    assert (tmp_path / "out.partial" / resume.HOME / "openvino_model" / resume.JOURNAL).stat().st_size, "a refusal loses nothing"
 
 
 def test_another_source_is_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,8 @@ class Layer:
     """Read by the last MatMul of the model."""
     transposed: bool
     """Stored (in, out) in the checkpoint."""
+    vision: bool = False
+    """In a model, or a submodel, that is no text model: one that reads pixels, or what another one has made of them."""
 
     @property
     def size(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -21,6 +21,10 @@ from llmcomp.graph.skeleton import Skeleton
 
 BLOCK = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")
 FLOAT_TYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
+LANGUAGE = {f"openvino_{name}model" for name in ("", "language_", "text_embeddings_", "encoder_", "decoder_", "decoder_with_past_")}
+"""Submodels, as the exporter names them, that are made of a text model's layers, or hear; all others are made for vision."""
+PIXELS = "pixel_values"
+"""Input of what sees."""
 MATRIX_BYTES = 1 << 16
 """A constant of the skeleton's own .bin counts as a weight from this size on; smaller ones are tables and masks."""
 
@@ -59,9 +63,11 @@ class ModelGraph:
     `layers` are the weights that a MatMul or a Gather reads as a matrix; everything else stays in skeleton.bin as it is.
     """
 
-    def __init__(self, skeleton: Skeleton, checkpoint: Checkpoint) -> None:
-        self.skeleton, self.checkpoint = skeleton, checkpoint
+    def __init__(self, skeleton: Skeleton, checkpoint: Checkpoint, taken: Collection[str] = ()) -> None:
+        """`taken` are names of layers in other submodels."""
+        self.skeleton, self.checkpoint, self._taken = skeleton, checkpoint, frozenset(taken)
         self.ir = IR.read(skeleton.xml)
+        self._vision = skeleton.name not in LANGUAGE or any(self.ir.name(number) == PIXELS for number in self.ir.layers)
         self._bin = np.memmap(skeleton.bin, np.uint8, "r") if skeleton.bin.stat().st_size else np.zeros(0, np.uint8)
         self.sources: dict[str, Source] = {}
         self.layers = tuple(self._find_layers())
@@ -83,16 +89,15 @@ class ModelGraph:
         return {number: x for x in self.layers for number, _ in readers[x.name] if self.ir.kind(number) == "MatMul"}
 
     @property
-    def unused(self) -> list[str]:
-        """Checkpoint tensors that nothing in the graph is made of."""
-        used = {tensor for source in self.sources.values() for tensor in source.tensors} | set(self.skeleton.real)
-        return [name for name in self.checkpoint.tensors if name not in used]
+    def used(self) -> set[str]:
+        """Checkpoint tensors that the graph is made of; of several submodels this knows the real ones of all."""
+        return {tensor for source in self.sources.values() for tensor in source.tensors} | set(self.skeleton.real)
 
     @property
     def elements(self) -> int:
         """Numbers in the checkpoint's tensors that the graph is made of, norms and biases among them."""
-        unused = set(self.unused)
-        return sum(prod(tensor.shape) for name, tensor in self.checkpoint.tensors.items() if name not in unused)
+        used = self.used
+        return sum(prod(tensor.shape) for name, tensor in self.checkpoint.tensors.items() if name in used)
 
     @property
     def vocabulary(self) -> int:
@@ -234,7 +239,7 @@ class ModelGraph:
             tensor = name = self.ir.name(number)
             dtype = FLOAT_TYPES[self.ir.data(number)["element_type"]]
             source = Source(number, None, int(self.ir.data(number)["offset"]))
-        while name in self.sources:
+        while name in self.sources or name in self._taken:
             name += "'"
         self.sources[name] = source
         block = BLOCK.search(name + ".")
@@ -249,7 +254,22 @@ class ModelGraph:
             order=min(order[r] for r in readers),
             last=any(order[r] == last for r in readers),
             transposed=transposed,
+            vision=self._vision,
         )
+
+
+def make_graphs(skeletons: Sequence[Skeleton], checkpoint: Checkpoint) -> tuple[ModelGraph, ...]:
+    """The graphs of a model, one for each submodel; no two layers have the same name, though both may read the same tensor."""
+    graphs: list[ModelGraph] = []
+    for skeleton in skeletons:
+        graphs.append(ModelGraph(skeleton, checkpoint, [layer.name for graph in graphs for layer in graph.layers]))
+    return tuple(graphs)
+
+
+def unused_tensors(graphs: Sequence[ModelGraph]) -> list[str]:
+    """Checkpoint tensors that nothing in any of the graphs is made of."""
+    used = set().union(*(graph.used for graph in graphs))
+    return [name for name in graphs[0].checkpoint.tensors if name not in used]
 
 
 def flat_rows(layer: Layer) -> int:

@@ -1,6 +1,6 @@
-"""The skeleton: an IR without weights, traced once in a child process and cached.
+"""Skeletons: the IRs of a model without weights, one for each submodel, traced once in a child process and cached.
 
-A cached skeleton serves any checkpoint with the same config, tensor headers and versions whose *real* tensors (those that the trace took
+They serve any checkpoint with the same config, tensor headers and versions whose *real* tensors (those that the trace took
 by value: norms, biases, tables) have the same bytes, so a fine-tune never gets another's norms.
 """
 
@@ -27,9 +27,14 @@ VERSIONED = ("llmcomp", "openvino", "optimum", "optimum-intel", "transformers", 
 """Packages whose version shapes the traced graph."""
 
 
+FORMAT = 2
+"""Of what is kept in the cache; another one does not find it."""
+MANIFEST, CONFIG, XML, BIN, EXAMPLE = "manifest.json", "config.json", "skeleton.xml", "skeleton.bin", "example.npz"
+
+
 @dataclass(frozen=True)
 class Skeleton:
-    """A traced architecture: `folder` holds skeleton.xml, skeleton.bin, config.json and the manifest."""
+    """A traced architecture, or a submodel of one: `folder` holds skeleton.xml and skeleton.bin."""
 
     folder: Path
     task: str
@@ -42,14 +47,27 @@ class Skeleton:
     fallback: str | None
     """Why the model was traced over its mapped weights, None if it was not."""
     cached: bool
+    name: str = "openvino_model"
+    """Of the files that it becomes; the exporter has other ones than this where a model is exported as several submodels."""
 
     @property
     def xml(self) -> Path:
-        return self.folder / "skeleton.xml"
+        return self.folder / XML
 
     @property
     def bin(self) -> Path:
-        return self.folder / "skeleton.bin"
+        return self.folder / BIN
+
+    @property
+    def example(self) -> Path:
+        """Inputs, by name, that the submodel was traced with."""
+        return self.folder / EXAMPLE
+
+    @property
+    def config(self) -> Path | None:
+        """The config that a model of several submodels needs in place of the checkpoint's."""
+        path = self.folder.parent / CONFIG
+        return path if path.is_file() else None
 
 
 def cache_root() -> Path:
@@ -57,12 +75,8 @@ def cache_root() -> Path:
     return Path(os.environ.get("LLMCOMP_CACHE") or platformdirs.user_cache_dir("llmcomp")) / "skeletons"
 
 
-def get_skeleton(
-    checkpoint: Checkpoint,
-    task: str = "auto",
-    trust_remote_code: bool = False,
-) -> Skeleton:
-    """The skeleton of `checkpoint`, from the cache or traced now.
+def get_skeletons(checkpoint: Checkpoint, task: str = "auto", trust_remote_code: bool = False) -> tuple[Skeleton, ...]:
+    """The skeletons of `checkpoint`, from the cache or traced now: one, or one for each of its submodels.
 
     Raises:
         ArchitectureError: unknown architecture or task, or tensors under other names than the architecture's.
@@ -70,20 +84,20 @@ def get_skeleton(
     home = cache_root() / _key(checkpoint, task, trust_remote_code)
     if home.is_dir():
         for folder in sorted(home.iterdir()):
-            skeleton = _load(folder, cached=True)
-            if skeleton and folder.name == _real_hash(checkpoint, skeleton.real):
-                return skeleton
+            skeletons = _load(folder, cached=True)
+            if skeletons and folder.name == _real_hash(checkpoint, skeletons[0].real):
+                return skeletons
     home.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=".trace-", dir=home))
     try:
         _run_child(checkpoint, task, trust_remote_code, work)
-        skeleton = _load(work, cached=False)
-        if skeleton is None:
+        skeletons = _load(work, cached=False)
+        if not skeletons:
             raise errors.ArchitectureError(checkpoint.source, "the tracing process left no skeleton", "Report this with the output above.")
-        final = home / _real_hash(checkpoint, skeleton.real)
+        final = home / _real_hash(checkpoint, skeletons[0].real)
         if not final.exists():
             work.replace(final)
-        return _load(final, cached=False) or skeleton
+        return _load(final, cached=False) or skeletons
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
@@ -105,7 +119,7 @@ def _run_child(checkpoint: Checkpoint, task: str, trust: bool, out: Path) -> Non
         stderr=subprocess.STDOUT,
         text=True,
     )
-    manifest = out / "manifest.json"
+    manifest = out / MANIFEST
     answer = (
         json.loads(manifest.read_text(encoding="utf8")) if manifest.exists() else {"error": "crash", "thing": "", "reason": child.stdout}
     )
@@ -123,12 +137,20 @@ def _run_child(checkpoint: Checkpoint, task: str, trust: bool, out: Path) -> Non
         )
 
 
-def _load(folder: Path, cached: bool) -> Skeleton | None:
-    manifest = folder / "manifest.json"
-    if (folder.name.startswith(".trace-") and cached) or not manifest.is_file() or not (folder / "skeleton.xml").is_file():
-        return None
+def _load(folder: Path, cached: bool) -> tuple[Skeleton, ...]:
+    """Empty if the folder does not hold all of them."""
+    manifest = folder / MANIFEST
+    if (folder.name.startswith(".trace-") and cached) or not manifest.is_file():
+        return ()
     m = json.loads(manifest.read_text(encoding="utf8"))
-    return Skeleton(folder, m["task"], m["model_type"], tuple(m["weights"]), tuple(m["real"]), m["fallback"], cached)
+    if not all((folder / one["name"] / XML).is_file() for one in m["models"]):
+        return ()
+    return tuple(
+        Skeleton(
+            folder / one["name"], m["task"], m["model_type"], tuple(one["weights"]), tuple(m["real"]), m["fallback"], cached, one["name"]
+        )
+        for one in m["models"]
+    )
 
 
 def _key(checkpoint: Checkpoint, task: str, trust: bool) -> str:
@@ -137,7 +159,7 @@ def _key(checkpoint: Checkpoint, task: str, trust: bool) -> str:
     code = []
     if trust and checkpoint.folder is not None:
         code = [(p.name, p.read_text(encoding="utf8")) for p in sorted(checkpoint.folder.glob("*.py"))]
-    return _digest([checkpoint.config, sorted(headers), task, versions, code])
+    return _digest([FORMAT, checkpoint.config, sorted(headers), task, versions, code])
 
 
 def _digest(value: Any) -> str:

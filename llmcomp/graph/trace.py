@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +34,7 @@ from llmcomp.errors import ArchitectureError, LlmcompError
 from llmcomp.graph.conversions import stored_parameters
 from llmcomp.graph.match import find_tensor, missing_tensors_error
 from llmcomp.graph.pieces import Pieces
+from llmcomp.graph.skeleton import CONFIG, EXAMPLE, MANIFEST, XML
 from llmcomp.imports import TELEMETRY, hide
 
 WEIGHT_PREFIX = "llmcomp.weight."
@@ -39,7 +42,8 @@ LARGE = 1 << 20
 """Bytes from which an unexplained constant makes an empty trace fall back to the mapped one."""
 ALIGN = 64
 
-
+MOST_VALUES = 256 << 20
+"""Bytes of float32 that matrices may take which must be traced with their values."""
 FUSED = "gate_up_proj"
 """What architectures call a stack of experts' gates and ups."""
 
@@ -62,7 +66,11 @@ class Placed:
 
 
 class ContractError(Exception):
-    """The empty trace does not hold for this architecture; the reason is for the report."""
+    """The empty trace does not hold for this architecture; the reason is for the report. It may hold if `tensors` are real."""
+
+    def __init__(self, reason: str, tensors: Collection[str] = ()) -> None:
+        super().__init__(reason)
+        self.tensors = frozenset(tensors)
 
 
 def main(job_file: str) -> int:
@@ -76,12 +84,12 @@ def main(job_file: str) -> int:
         answer = {"error": "crash", "thing": f"{type(error).__name__}: {error}", "reason": traceback.format_exc(), "remedy": ""}
     else:
         answer = manifest
-    (out / "manifest.json").write_text(json.dumps(answer, indent=1), encoding="utf8")
+    (out / MANIFEST).write_text(json.dumps(answer, indent=1), encoding="utf8")
     return 0 if "error" not in answer else 1
 
 
 def trace(job: dict[str, Any], out: Path) -> dict[str, Any]:
-    """Write `skeleton.xml` and `skeleton.bin` into `out` and return the manifest."""
+    """Write a folder with `skeleton.xml` and `skeleton.bin` for each submodel into `out` and return the manifest."""
     # sklearn comes in with transformers' assisted generation, 1.6 s; nothing here uses it.
     hide(TELEMETRY, "sklearn")
     from llmcomp.checkpoint import open as open_checkpoint
@@ -93,8 +101,7 @@ def trace(job: dict[str, Any], out: Path) -> dict[str, Any]:
         folder = checkpoint.folder or _config_folder(checkpoint, Path(scratch))
         task, auto_class = _task(checkpoint, folder, job)
         try:
-            model, addresses, real = _empty_model(checkpoint, folder, auto_class, job["trust_remote_code"])
-            found = _export(model, addresses, task, out, job["trust_remote_code"], allow_large=False)
+            model, real, found = _traced_empty(checkpoint, folder, auto_class, task, out, job["trust_remote_code"])
         except ContractError as error:
             if checkpoint.folder is None or not checkpoint.plain:
                 raise ArchitectureError(
@@ -104,18 +111,41 @@ def trace(job: dict[str, Any], out: Path) -> dict[str, Any]:
                 ) from None
             reason = str(error)
             model, addresses, real = _mapped_model(checkpoint, folder, auto_class, job["trust_remote_code"])
-            found = _export(model, addresses, task, out, job["trust_remote_code"], allow_large=True)
+            found = _export(model, addresses, task, out, job["trust_remote_code"], None)
             # What was mapped and then copied by the exporter (routers) is in the graph by value.
-            real |= {one.label for one in addresses.values()} - {w["tensor"] for w in found}
-        model.config.save_pretrained(out)
+            real |= {one.label for one in addresses.values()} - {w["tensor"] for weights in found.values() for w in weights}
     return {
         "task": task,
         "model_type": model.config.model_type,
-        "tied": bool(getattr(model.config, "tie_word_embeddings", False)),
-        "weights": found,
+        "models": [{"name": name, "weights": weights} for name, weights in found.items()],
         "real": sorted(real),
         "fallback": reason,
     }
+
+
+def _traced_empty(
+    checkpoint: Checkpoint, folder: Path, auto_class: Any, task: str, out: Path, trust: bool
+) -> tuple[Any, set[str], dict[str, list[dict[str, Any]]]]:
+    """(model, names of real tensors, submodel -> its weights). Where placeholders do not do for a few matrices, because a graph reads them as no
+    matrices or not at all, it is traced once more with their values.
+
+    Raises:
+        ContractError: they do not do.
+    """
+    wanted: frozenset[str] = frozenset()
+    while True:
+        model, addresses, real, known = _empty_model(checkpoint, folder, auto_class, trust, wanted)
+        try:
+            found = _export(model, addresses, task, out, trust, known)
+        except ContractError as error:
+            more = error.tensors - wanted
+            size = sum(4 * int(np.prod(checkpoint.tensors[name].shape)) for name in wanted | more)
+            if not more or size > MOST_VALUES:
+                raise
+            wanted |= more
+            continue
+        # What is in no graph was not needed.
+        return model, real - {name for name in wanted if not known.is_seen(name)}, found
 
 
 def _config_folder(checkpoint: Checkpoint, scratch: Path) -> Path:
@@ -166,9 +196,7 @@ def _task(checkpoint: Checkpoint, folder: Path, job: dict[str, Any]) -> tuple[st
         ) from None
     task = job.get("task") or "auto"
     if task == "auto":
-        architectures = checkpoint.config.get("architectures") or []
-        wanted = "text-generation" if not architectures or any(a.endswith(("ForCausalLM", "LMHeadModel")) for a in architectures) else None
-        task = wanted or TasksManager._infer_task_from_model_or_model_class(model_class=_class_of(architectures))
+        task = _inferred(checkpoint.config.get("architectures") or [], tasks)
     task = TasksManager.map_from_synonym(task)
     if not task.endswith("-with-past") and f"{task}-with-past" in tasks:
         task += "-with-past"
@@ -180,6 +208,22 @@ def _task(checkpoint: Checkpoint, folder: Path, job: dict[str, Any]) -> tuple[st
         )
     _check_versions(model_type, task)
     return task, TasksManager.get_model_class_for_task(task, framework="pt", model_type=config.model_type, library="transformers")
+
+
+CONDITIONAL = ("image-text-to-text", "text2text-generation", "automatic-speech-recognition", "image-to-text")
+"""Tasks of what transformers calls ForConditionalGeneration, which its own table gives other names for some."""
+
+
+def _inferred(architectures: list[str], tasks: Collection[str]) -> str:
+    """The task that a config's `architectures` mean, one of `tasks` where these have it."""
+    from optimum.exporters.tasks import TasksManager
+
+    if not architectures or any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures):
+        return "text-generation"
+    conditional = next((task for task in CONDITIONAL if task in tasks), None)
+    if conditional and any(name.endswith("ForConditionalGeneration") for name in architectures):
+        return conditional
+    return str(TasksManager._infer_task_from_model_or_model_class(model_class=_class_of(architectures)))
 
 
 def _check_versions(model_type: str, task: str) -> None:
@@ -212,8 +256,38 @@ def _class_of(architectures: list[str]) -> Any:
     raise ArchitectureError(f"architectures {architectures}", "the task cannot be told from it", "Give it with --task.")
 
 
-def _empty_model(checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: bool) -> tuple[Any, dict[int, Placed], set[str]]:
-    """The model with placeholders for its matrices: (model, address -> what is there, names of the tensors whose values are real)."""
+class Known:
+    """Real values, and which of them were seen in a graph."""
+
+    def __init__(self) -> None:
+        self._by_size: dict[int, list[tuple[frozenset[str], Any]]] = defaultdict(list)
+        self._seen: set[str] = set()
+
+    def add(self, tensors: Collection[str], value: Any) -> None:
+        """`value`, a torch tensor, is made of these tensors of the checkpoint."""
+        self._by_size[value.numel()].append((frozenset(tensors), value))
+
+    def explains(self, constant: Any) -> bool:
+        """Whether a constant of a graph has the numbers of one of them, whatever its type and axes of length one."""
+        if not constant.get_element_type().is_real():
+            return False
+        same = self._by_size.get(int(np.prod(constant.get_output_shape(0))), [])
+        if not same:
+            return False
+        flat = np.asarray(constant.data, np.float32).reshape(-1)
+        matching = [names for names, value in same if np.array_equal(flat, value.float().numpy().reshape(-1))]
+        self._seen.update(*matching)
+        return bool(matching)
+
+    def is_seen(self, tensor: str) -> bool:
+        return tensor in self._seen
+
+
+def _empty_model(
+    checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: bool, wanted: frozenset[str]
+) -> tuple[Any, dict[int, Placed], set[str], Known]:
+    """The model with placeholders for its matrices but `wanted`: (model, address -> what is there, names of the tensors whose values are real, these
+    values)."""
     import torch
     from accelerate import init_empty_weights
     from transformers.pytorch_utils import Conv1D
@@ -245,7 +319,9 @@ def _empty_model(checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: b
         shape = pieces.shape(checkpoint)
         if tuple(parameter.shape) != shape:
             raise ContractError(f"{' + '.join(pieces.tensors[:2])} has shape {shape}, the architecture wants {tuple(parameter.shape)}")
-        if name == "weight" and parameter.ndim == 2 and all(isinstance(m, kinds) or hasattr(m, "num_experts") for m, _, _ in uses):
+        if wanted & set(pieces.tensors):
+            others.append((uses, pieces))
+        elif name == "weight" and parameter.ndim == 2 and all(isinstance(m, kinds) or hasattr(m, "num_experts") for m, _, _ in uses):
             matrices.append(Placed(uses, pieces, pieces.whole or full, shape))
         elif parameter.ndim == 3 and hasattr(module, "num_experts"):
             experts.append(Placed(uses, pieces, pieces.whole or full, shape))
@@ -258,8 +334,10 @@ def _empty_model(checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: b
         raise ContractError(f"the checkpoint stores {missing[0]} and {len(missing) - 1} more tensors in another form")
 
     real = {tensor for _, pieces in others for tensor in pieces.tensors} | compared
+    known = Known()
     for uses, pieces in others:
         value = torch.nn.Parameter(_torch(pieces.values(checkpoint)), requires_grad=False)
+        known.add(pieces.tensors, value.data)
         for module, name, _ in uses:
             setattr(module, name, value)
     # The exporter takes 16-bit weights of these very classes as they are, and casts those of others (embeddings that scale) to f32.
@@ -271,7 +349,7 @@ def _empty_model(checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: b
         if tensor is not None and tuple(buffer.shape) == tuple(checkpoint.tensors[tensor].shape):
             buffer.data = _torch(checkpoint.read(tensor))
             real.add(tensor)
-    return model, addresses, real
+    return model, addresses, real, known
 
 
 def _tie(model: Any, checkpoint: Checkpoint, prefix: str) -> set[str]:
@@ -417,23 +495,43 @@ def _torch(array: np.ndarray) -> Any:
     return torch.from_numpy(np.array(array))
 
 
-def _export(model: Any, addresses: dict[int, Placed], task: str, out: Path, trust: bool, allow_large: bool) -> list[dict[str, Any]]:
-    """Run the exporter, with the one place where it saves a model in our hands."""
-    import openvino as ov
-    from optimum.exporters.openvino import convert
+def _export(
+    model: Any, addresses: dict[int, Placed], task: str, out: Path, trust: bool, known: Known | None
+) -> dict[str, list[dict[str, Any]]]:
+    """Run the exporter, with the one place where it saves a model in our hands; submodel -> its weights.
 
-    found: list[dict[str, Any]] = []
+    Of an empty model `known` are the real values, which explain large constants; None if any constant may stay.
+    """
+    import openvino as ov
+    from optimum.exporters.openvino import convert, utils
+
+    for path in (path for path in out.iterdir() if path.is_dir()):
+        shutil.rmtree(path)
+    found: dict[str, list[dict[str, Any]]] = {}
+    inputs: dict[str, Any] = {}
+    misread: dict[str, set[str]] = {}
+
+    def take_inputs(part: Any, config: Any, dummy_inputs: dict[str, Any]) -> Any:
+        info = ask_inputs(part, config, dummy_inputs)
+        inputs.clear()
+        inputs.update(zip((one.name for one in info), utils.flattenize_inputs(dummy_inputs.values()), strict=True))
+        return info
 
     def save(ov_model: Any, path: Any, compress_to_fp16: bool = False) -> None:
-        if found:
-            raise ArchitectureError(
-                f"architecture {model.config.model_type!r}", "it exports to several submodels", "Only single-model tasks can be exported."
-            )
-        found.extend(_lift_weights(ov_model, addresses, allow_large))
-        ov.save_model(ov_model, out / "skeleton.xml", compress_to_fp16=False)
+        name = Path(path).stem
+        (out / name).mkdir()
+        _keep_example(ov_model, inputs, out / name / EXAMPLE)
+        found[name] = _lift_weights(ov_model, addresses, known, misread)
+        ov.save_model(ov_model, out / name / XML, compress_to_fp16=False)
 
+    ask_inputs = convert._get_input_info
     # Preprocessors are ours to write, and torch's check would run the traced model again, to compare placeholder outputs.
-    replacements = {"save_model": save, "save_preprocessors": lambda *_, **__: None, "allow_skip_tracing_check": lambda *_: True}
+    replacements = {
+        "save_model": save,
+        "save_preprocessors": lambda *_, **__: None,
+        "allow_skip_tracing_check": lambda *_: True,
+        "_get_input_info": take_inputs,
+    }
     with ExitStack() as stack:
         for name, value in replacements.items():
             stack.enter_context(_replaced(convert, name, value))
@@ -447,15 +545,34 @@ def _export(model: Any, addresses: dict[int, Placed], task: str, out: Path, trus
             trust_remote_code=trust,
             patch_16bit_model=bool(dtypes & {"torch.bfloat16", "torch.float16"}),
         )
-    used = {tensor for w in found for tensor in (Pieces.from_json(w["matrices"]).tensors if "matrices" in w else [w["tensor"]])}
+        if len(found) > 1:
+            # What the runtime of several submodels needs to know, and the checkpoint's own config does not say, the exporter has put there.
+            shutil.copyfile(Path(scratch) / CONFIG, out / CONFIG)
+    records = [record for weights in found.values() for record in weights]
+    used = {tensor for w in records for tensor in (Pieces.from_json(w["matrices"]).tensors if "matrices" in w else [w["tensor"]])}
     lost = sorted({tensor for one in addresses.values() for tensor in one.pieces.tensors} - used)
-    if lost and not allow_large:
-        raise ContractError(f"the traced graph does not use {lost[0]}" + (f" and {len(lost) - 1} more" if len(lost) > 1 else ""))
+    if known is not None and (lost or misread):
+        whole = {tensor for one in addresses.values() for tensor in one.pieces.tensors if tensor in lost or one.label in misread}
+        what = f"an operation that is none with a matrix ({', '.join(misread[min(misread)])}) reads {min(misread)}" if misread else ""
+        raise ContractError(what or f"the traced graph does not use {lost[0]}" + (f" and {len(lost) - 1} more" if lost[1:] else ""), whole)
     return found
 
 
-def _lift_weights(ov_model: Any, addresses: dict[int, Placed], allow_large: bool) -> list[dict[str, Any]]:
-    """Turn each constant that is a checkpoint tensor into a Parameter; the graph is complete by now, so nothing folds or merges any more."""
+def _keep_example(ov_model: Any, inputs: dict[str, Any], path: Path) -> None:
+    """The inputs that a submodel was traced with, for a run of it that needs some which go together."""
+    values = {}
+    for port in ov_model.inputs:
+        name = port.get_any_name()
+        if name in inputs:
+            values[name] = inputs[name].detach().cpu().float().numpy().astype(port.get_element_type().to_dtype())
+    np.savez(path, **values)
+
+
+def _lift_weights(ov_model: Any, addresses: dict[int, Placed], known: Known | None, misread: dict[str, set[str]]) -> list[dict[str, Any]]:
+    """Turn each constant that is a checkpoint tensor into a Parameter; the graph is complete by now, so nothing folds or merges any more.
+
+    What is read as no matrix stays; `misread` is told by what, under its label.
+    """
     from openvino import opset13 as ops
 
     found: list[dict[str, Any]] = []
@@ -466,8 +583,12 @@ def _lift_weights(ov_model: Any, addresses: dict[int, Placed], allow_large: bool
         address = node.data.ctypes.data
         placed = addresses.get(address)
         if placed is None:
-            if node.get_byte_size() >= LARGE and not allow_large:
+            if known is not None and not known.explains(node) and node.get_byte_size() >= LARGE:
                 raise ContractError(f"nothing explains the constant {node.get_friendly_name()} of {node.get_byte_size()} bytes")
+            continue
+        others = _other_readers(node)
+        if others:
+            misread[placed.label] = others
             continue
         name = f"{WEIGHT_PREFIX}{len(found)}"
         parameter = ops.parameter(node.get_output_partial_shape(0), node.get_element_type(), name=name)
@@ -480,6 +601,19 @@ def _lift_weights(ov_model: Any, addresses: dict[int, Placed], allow_large: bool
         parameters.append(parameter)
     ov_model.add_parameters(parameters)
     return found
+
+
+def _other_readers(node: Any) -> set[str]:
+    """Kinds of the operations that read a weight otherwise than MatMul and Gather read a matrix. One that turns it is looked at when it is lifted."""
+    kinds = set()
+    for use in node.output(0).get_target_inputs():
+        reader = use.get_node()
+        kind = reader.get_type_name()
+        if kind == "Convert":
+            kinds |= _other_readers(reader)
+        elif (kind, use.get_index()) not in (("MatMul", 1), ("Gather", 0), ("Transpose", 0), ("ShapeOf", 0)):
+            kinds.add(kind)
+    return kinds
 
 
 def _turn_readers(weight: Any) -> None:

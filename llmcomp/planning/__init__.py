@@ -8,7 +8,7 @@ read first: assign.py
 
 from llmcomp.planning.assign import make_plan
 from llmcomp.planning.candidates import candidates, fitting, not_measured, ranked_by_loss
-from llmcomp.planning.check import COMPRESSION_FIELDS, DATA_FREE, PREDICTED, check_options, is_low, needs_data, needs_scores
+from llmcomp.planning.check import COMPRESSION_FIELDS, DATA_FREE, PREDICTED, check_options, is_low, looks_at_text, needs_data, needs_scores
 from llmcomp.planning.devices import runs_packed
 from llmcomp.planning.measured import Measured, MeasuredLayer, candidate
 from llmcomp.planning.plan import Budget, LayerPlan, Plan, Point, Summary
@@ -50,6 +50,7 @@ __all__ = [
     "layer_bytes",
     "layer_chain",
     "layer_parts",
+    "looks_at_text",
     "make_plan",
     "needs_data",
     "needs_scores",

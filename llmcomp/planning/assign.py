@@ -1,7 +1,7 @@
 """From options to a plan.
 
 Who may get the main format is NNCF's rule: every MatMul but the last, and with `--all-layers` the last and the embeddings too; an 8-bit main
-format goes everywhere. Routers get the backup precision unless overridden, which NNCF leaves to its users. What NNCF gets wrong and is
+format goes everywhere. Routers and layers that see get the backup precision unless overridden, which NNCF leaves to its users. What NNCF gets wrong and is
 otherwise here: ratio 0 means none; a ratio is met as nearly as the weights allow; a group never grows; what a group does not fit falls to
 the backup precision and not to float, unless float was asked for.
 """
@@ -98,6 +98,8 @@ class Planner:
         if ignored is not None:
             return Asked("keep", reason=f"ignored by {ignored.text}")
         if is_low(self.main):
+            if layer.vision:
+                return self.backup("vision")
             if not self.options.all_layers and "Gather" in layer.ops:
                 return self.backup("embedding" + (" tied to the last layer" if layer.last else ""))
             if not self.options.all_layers and layer.last:

@@ -178,6 +178,18 @@ def known_rules(name: str) -> tuple[str, ...]:
     return (*formats.get(name).rules, SEARCH, SCALE_ESTIMATION)
 
 
+def looks_at_text(options: ExportOptions) -> dict[str, bool]:
+    """The options that send text through the model, and whether they are on."""
+    budget = options.budget
+    return {
+        **calibrated_options(options),
+        "--sensitivity": options.sensitivity is not None,
+        f"--{budget.replace('_', '-')}" if budget else "--target-size": budget is not None,
+        "--sensitivity-metric": budget is None and needs_data(options),
+        "--eval": options.eval,
+    }
+
+
 def needs_scores(options: ExportOptions) -> bool:
     """Whether a plan must know what layers suffer: only a ratio strictly between 0 and 1 ranks them."""
     return is_low(resolve(options.weight_format, options.sym)) and 0 < options.ratio < 1 and options.plan is None

@@ -153,6 +153,13 @@ class Plan(BaseModel):
         """Layer name -> scheme."""
         return {entry.name: entry.scheme for entry in self.layers}
 
+    def of(self, layers: Sequence[Layer]) -> Plan:
+        """The part of this plan that is about these layers."""
+        names = {layer.name for layer in layers}
+        entries = tuple(entry for entry in self.layers if entry.name in names)
+        summary = summarize(entries, self.main, self.summary.ratio_requested, self.summary.bits_per_weight_requested)
+        return self.model_copy(update={"layers": entries, "summary": summary})
+
     @property
     def is_calibrated(self) -> bool:
         """Whether following it needs calibration data."""

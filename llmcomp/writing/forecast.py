@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -30,6 +30,11 @@ class Forecast:
     memory_bytes: int
     compress_seconds: float
     """Measured on one tile of each kind, on this machine, now."""
+
+
+def total(found: Sequence[Forecast]) -> Forecast:
+    """Of submodels that are made one after the other."""
+    return Forecast(sum(one.bin_bytes for one in found), max(one.memory_bytes for one in found), sum(one.compress_seconds for one in found))
 
 
 def least_bytes(checkpoint: Checkpoint, options: ExportOptions) -> int:

@@ -13,10 +13,10 @@ from typing import Any
 
 import jinja2
 
-from llmcomp.graph.model import ModelGraph
+from llmcomp.graph.model import ModelGraph, unused_tensors
 from llmcomp.options import ExportOptions
 from llmcomp.planning import COMPRESSION_FIELDS, Plan, runs_packed
-from llmcomp.writing.layout import Layout, Slot
+from llmcomp.writing.layout import Slot
 from llmcomp.writing.stream import Outcome
 
 SCHEMA = 1
@@ -38,26 +38,85 @@ class Compressed:
     """A line on each inner dimension whose channels were sorted."""
 
 
+@dataclass(frozen=True)
+class Submodel:
+    """A written .xml and .bin: what they were made of, and how."""
+
+    graph: ModelGraph
+    plan: Plan
+    done: Compressed
+    verified: str
+    bin_bytes: int
+
+    def told(self) -> dict[str, Any]:
+        """A line of the report."""
+        return {
+            "name": self.graph.skeleton.name,
+            "layers": len(self.plan.layers),
+            "weights": self.plan.summary.weights,
+            "bytes": {"bin": self.bin_bytes, "weights": self.plan.summary.bytes},
+            "bits_per_weight": self.plan.summary.bits_per_weight,
+            "formats": self.plan.counts(),
+            "verified": self.verified,
+        }
+
+
 def make_report(
-    graph: ModelGraph,
+    submodels: Sequence[Submodel],
     plan: Plan,
-    layout: Layout,
-    done: Compressed,
     settings: Mapping[str, Any],
     versions: Mapping[str, str],
     seconds: Mapping[str, float],
-    verified: str,
     warnings: list[str],
-    nbytes: int,
     data: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """The report as plain data (JSON-able). `data` is what was looked at, if anything was."""
+    graph = submodels[0].graph
+    layers = [line for one in submodels for line in _layers(one)]
+    weights, stored = sum(one.plan.summary.weights for one in submodels), sum(one.plan.summary.bytes for one in submodels)
+    made_of = {tensor for one in submodels for source in one.graph.sources.values() for tensor in source.tensors}
+    tails = [slot for one in submodels for slot in one.done.tail.values()]
+    checks = {one.verified: None for one in submodels}
+    return {
+        "schema": SCHEMA,
+        "source": graph.checkpoint.source,
+        "model_type": graph.skeleton.model_type,
+        "task": graph.skeleton.task,
+        "submodels": [one.told() for one in submodels],
+        "settings": dict(settings),
+        "versions": dict(versions),
+        "weights": weights,
+        "bytes": {
+            "bin": sum(one.bin_bytes for one in submodels),
+            "weights": stored,
+            "f32_scales": sum(slot.part.nbytes for slot in tails if slot.part.element_type == "f32"),
+        },
+        "bits_per_weight": round(8 * stored / weights, 4) if weights else 0.0,
+        "formats": _by_format(layers),
+        "data": data,
+        "summary": (submodels[0].plan if len(submodels) == 1 else plan).summary.model_dump(),
+        "layers": layers,
+        "folds": [dict(line) for one in submodels for line in one.done.folds],
+        "permuted": [dict(line) for one in submodels for line in one.done.permuted],
+        "float_tensors": sorted(set(graph.skeleton.real) - made_of),
+        "unused_tensors": unused_tensors([one.graph for one in submodels]),
+        "fallback": graph.skeleton.fallback,
+        "verified": "; ".join(checks),
+        "seconds": {k: round(v, 3) for k, v in seconds.items()},
+        "warnings": warnings,
+    }
+
+
+def _layers(one: Submodel) -> list[dict[str, Any]]:
+    """A line for each layer."""
+    graph, done = one.graph, one.done
     layers, by_name = [], {layer.name: layer for layer in graph.layers}
-    for entry in plan.layers:
+    for entry in one.plan.layers:
         outcome = done.outcomes[entry.name]
         layers.append(
             {
                 "name": entry.name,
+                "submodel": graph.skeleton.name,
                 "tensor": entry.tensor,
                 "tensors": [*graph.sources[entry.name].tensors] or None,
                 "shape": list(entry.shape),
@@ -76,35 +135,7 @@ def make_report(
                 "calibration": dict(done.calibrated[entry.name]) if entry.name in done.calibrated else None,
             }
         )
-    weights = sum(prod(entry.shape) for entry in plan.layers)
-    stored = sum(entry.bytes for entry in plan.layers)
-    return {
-        "schema": SCHEMA,
-        "source": graph.checkpoint.source,
-        "model_type": graph.skeleton.model_type,
-        "task": graph.skeleton.task,
-        "settings": dict(settings),
-        "versions": dict(versions),
-        "weights": weights,
-        "bytes": {
-            "bin": nbytes,
-            "weights": stored,
-            "f32_scales": sum(s.part.nbytes for s in done.tail.values() if s.part.element_type == "f32"),
-        },
-        "bits_per_weight": round(8 * stored / weights, 4) if weights else 0.0,
-        "formats": _by_format(layers),
-        "data": data,
-        "summary": plan.summary.model_dump(),
-        "layers": layers,
-        "folds": [dict(line) for line in done.folds],
-        "permuted": [dict(line) for line in done.permuted],
-        "float_tensors": sorted(set(graph.skeleton.real) - {tensor for source in graph.sources.values() for tensor in source.tensors}),
-        "unused_tensors": graph.unused,
-        "fallback": graph.skeleton.fallback,
-        "verified": verified,
-        "seconds": {k: round(v, 3) for k, v in seconds.items()},
-        "warnings": warnings,
-    }
+    return layers
 
 
 def _by_format(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:

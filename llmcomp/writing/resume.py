@@ -1,4 +1,4 @@
-"""What an unfinished export leaves in `OUT.partial/.resume/`, and what of it another run may go on from.
+"""What an unfinished export leaves in `OUT.partial/.resume/`, and what of it another run may go on from; a folder there for each submodel.
 
 Whoever goes on must do the same work: the identity says what the work is, part by part. Bytes of the .bin count as finished if they have the
 checksums in the journal; whatever a crash or a power cut has lost is computed again.
@@ -25,7 +25,7 @@ from llmcomp.writing.verify import disagreement
 HOME = ".resume"
 IDENTITY, JOURNAL, PLAN, STATE = "identity.json", "journal.jsonl", "plan.json", "state.json"
 SAMPLES, MEASURED = "samples.json", "measured.json"
-BIN = "openvino_model.bin"
+BIN = "model.bin"
 SHOWN = 4
 """Differences that are told."""
 
@@ -61,9 +61,10 @@ def check(folder: Path, identity: Mapping[str, Any]) -> None:
 
 def reopen(folder: Path) -> None:
     """Leave of an unfinished output what can be gone on with: everything else is quickly made anew."""
-    kept = folder / HOME
-    if (folder / BIN).is_file():
-        (folder / BIN).replace(kept / BIN)
+    for home in (path for path in (folder / HOME).iterdir() if path.is_dir()):
+        written = folder / f"{home.name}.bin"
+        if written.is_file():
+            written.replace(home / BIN)
     for path in folder.iterdir():
         if path.name != HOME and not path.name.startswith(".llmcomp"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -71,14 +72,15 @@ def reopen(folder: Path) -> None:
 
 def has_work(folder: Path) -> bool:
     """Whether going on would spare anything."""
-    return any((folder / HOME / name).is_file() and (folder / HOME / name).stat().st_size for name in (JOURNAL, STATE))
+    return any(path.stat().st_size for name in (JOURNAL, STATE) for path in (folder / HOME).glob(f"*/{name}"))
 
 
 class Unfinished:
-    """The state of one export: what is finished of the .bin, what was looked at and measured, where calibration stands."""
+    """The state of one (sub)model: what is finished of its .bin, what was looked at and measured, where calibration stands."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.home = folder, folder / HOME
+    def __init__(self, folder: Path, model: str = "openvino_model") -> None:
+        self.folder, self.home, self.bin = folder, folder / HOME / model, folder / f"{model}.bin"
+        self.home.mkdir(exist_ok=True)
 
     @property
     def journal(self) -> Path:
@@ -99,7 +101,7 @@ class Unfinished:
                     # Scales in the tail are written last.
                     if layer is not None and not record["tail"] and disagreement(file, layer, record, layout, {}) is None:
                         records[layer.name] = record
-            kept.replace(self.folder / BIN)
+            kept.replace(self.bin)
         else:
             self.forget()
             before.write_text(plan, encoding="utf8")
@@ -110,7 +112,7 @@ class Unfinished:
 
     def forget(self) -> None:
         """Begin anew: another plan, or another model under a budget."""
-        for path in (self.journal, self.home / PLAN, self.home / STATE, self.home / BIN, self.folder / BIN, *self.home.glob("hidden-*")):
+        for path in (self.journal, self.home / PLAN, self.home / STATE, self.home / BIN, self.bin, *self.home.glob("hidden-*")):
             path.unlink(missing_ok=True)
 
     def text(self, name: str) -> str | None:

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from llmcomp import formats
-from llmcomp.graph.model import ModelGraph
+from llmcomp.checkpoint import Checkpoint
+from llmcomp.graph.skeleton import Skeleton
 from llmcomp.options import ExportOptions
 from llmcomp.planning import Plan
 
 
-def write_side_files(graph: ModelGraph, plan: Plan, options: ExportOptions, folder: Path) -> None:
+def write_side_files(checkpoint: Checkpoint, skeleton: Skeleton, plan: Plan, options: ExportOptions, folder: Path) -> None:
     """Write config.json, generation_config.json and openvino_config.json, and copy the source's other side files."""
-    checkpoint = graph.checkpoint
-    (folder / "config.json").write_text(json.dumps(checkpoint.config, indent=2) + "\n", encoding="utf8")
+    config = checkpoint.config if skeleton.config is None else json.loads(skeleton.config.read_text(encoding="utf8"))
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf8")
     if checkpoint.generation_config is not None:
         (folder / "generation_config.json").write_text(json.dumps(checkpoint.generation_config, indent=2) + "\n", encoding="utf8")
     for path in checkpoint.side_files:

@@ -35,9 +35,16 @@ def choose(mode: str, nbytes: int) -> str:
 
 
 def verify(
-    mode: str, xml: Path, journal_file: Path, layers: Sequence[Layer], layout: Layout, tail: Mapping[str, Slot], vocabulary: int
+    mode: str,
+    xml: Path,
+    journal_file: Path,
+    layers: Sequence[Layer],
+    layout: Layout,
+    tail: Mapping[str, Slot],
+    vocabulary: int,
+    example: Path | None = None,
 ) -> str:
-    """Check the model at `xml`; returns what was done, in words.
+    """Check the model at `xml`; returns what was done, in words. `example` has inputs for one that is no stateful text model.
 
     `mode` is none, structure (bytes, bounds; first block, last block and head run) or full (bytes, bounds; all of it runs).
 
@@ -52,7 +59,7 @@ def verify(
         ran = _run_parts(xml, layers, vocabulary)
         if ran:
             return f"bytes match their checksums; {ran} ran"
-    _run_cut(xml, Cut(ov.Core().read_model(xml), None), vocabulary, "the model")
+    _run_cut(xml, Cut(ov.Core().read_model(xml), None), vocabulary, "the model", example)
     return "bytes match their checksums; the whole model ran"
 
 
@@ -121,23 +128,9 @@ def _run_parts(xml: Path, layers: Sequence[Layer], vocabulary: int) -> str:
     return f"block {blocks[0]}, block {blocks[-1]} and the head"
 
 
-def _run_cut(xml: Path, cut: Cut, vocabulary: int, what: str) -> None:
+def _run_cut(xml: Path, cut: Cut, vocabulary: int, what: str, example: Path | None = None) -> None:
     request = ov.Core().compile_model(cut.model, "CPU", PROPERTIES).create_infer_request()
-    rng = np.random.default_rng(0)
-    feed: dict[str, NDArray[Any]] = {}
-    for port in cut.model.inputs:
-        name = port.get_any_name()
-        shape = [d.get_length() if d.is_static else TOKENS for d in port.get_partial_shape()]
-        if name == cut.hidden:
-            feed[name] = rng.normal(size=[1, *shape[1:]]).astype(np.float32)
-        elif name == "input_ids":
-            feed[name] = rng.integers(0, max(vocabulary, 1), (1, TOKENS))
-        elif name == "position_ids":
-            feed[name] = np.broadcast_to(np.arange(TOKENS), [*shape[:-2], 1, TOKENS]).copy()
-        elif name == "beam_idx":
-            feed[name] = np.zeros(1, np.int32)
-        else:
-            feed[name] = np.ones([1, *shape[1:]], port.get_element_type().to_dtype())
+    feed = _example(cut.model, example) or _made_up(cut, vocabulary)
     for output in request.infer(feed).values():
         if not np.isfinite(output).all():
             raise VerificationError(
@@ -145,3 +138,34 @@ def _run_cut(xml: Path, cut: Cut, vocabulary: int, what: str) -> None:
                 f"{int((~np.isfinite(output)).sum())} of its outputs are NaN or Inf",
                 "Try another format, or report this.",
             )
+
+
+def _example(model: ov.Model, file: Path | None) -> dict[str, NDArray[Any]]:
+    """What the model was traced with, if that is all that it needs: pixels, patches and their positions, which must go together."""
+    if file is None or model.get_sinks() or not file.is_file():
+        return {}
+    names = [port.get_any_name() for port in model.inputs]
+    with np.load(file) as stored:
+        return {name: stored[name] for name in names} if set(names) <= set(stored.files) else {}
+
+
+def _made_up(cut: Cut, vocabulary: int) -> dict[str, NDArray[Any]]:
+    """A few tokens, and what text models want to know about them."""
+    rng = np.random.default_rng(0)
+    feed: dict[str, NDArray[Any]] = {}
+    for port in cut.model.inputs:
+        name = port.get_any_name()
+        shape = [d.get_length() if d.is_static else TOKENS for d in port.get_partial_shape()]
+        if name == cut.hidden:
+            feed[name] = rng.normal(size=[1, *shape[1:]]).astype(np.float32)
+        elif name in ("input_ids", "decoder_input_ids"):
+            feed[name] = rng.integers(0, max(vocabulary, 1), (1, TOKENS))
+        elif name == "position_ids":
+            feed[name] = np.broadcast_to(np.arange(TOKENS), [*shape[:-2], 1, TOKENS]).copy()
+        elif name == "cache_position":
+            feed[name] = np.arange(TOKENS)
+        elif name == "beam_idx":
+            feed[name] = np.zeros(1, np.int32)
+        else:
+            feed[name] = np.ones([1, *shape[1:]], port.get_element_type().to_dtype())
+    return feed

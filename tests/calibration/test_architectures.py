@@ -15,7 +15,7 @@ from llmcomp.graph.factors import NO_FACTORS, make_factors
 from llmcomp.graph.folds import find_folds
 from llmcomp.graph.inner import find_inner, reorder
 from llmcomp.graph.model import ModelGraph
-from llmcomp.graph.skeleton import get_skeleton
+from llmcomp.graph.skeleton import get_skeletons
 from llmcomp.options import ExportOptions
 from tests.calibration.architectures import CONFIGS, save
 from tests.graph.test_folds import write_float
@@ -59,7 +59,7 @@ def test_folds_are_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: 
     monkeypatch.setenv("LLMCOMP_CACHE", str(tmp_path / "cache"))
     model = save(name, tmp_path / "m")
     opened = checkpoints.open(str(tmp_path / "m"))
-    graph = ModelGraph(get_skeleton(opened), opened)
+    graph = ModelGraph(get_skeletons(opened)[0], opened)
     folds = [
         fold for fold in find_folds(graph, at_run_time=True) if not any(layer.last for layer in graph.layers if layer.name in fold.readers)
     ]

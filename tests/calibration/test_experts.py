@@ -17,7 +17,7 @@ from llmcomp.export import export
 from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph
 from llmcomp.graph.sections import divide
-from llmcomp.graph.skeleton import get_skeleton
+from llmcomp.graph.skeleton import get_skeletons
 from llmcomp.options import ExportOptions
 from tests.calibration.architectures import EXPERTS, save
 from tests.test_path import logits
@@ -34,7 +34,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_experts_on_their_own_tokens_give_what_the_mixture_gives(tmp_path: Path, name: str) -> None:
     save(name, tmp_path / "m")
     opened = checkpoints.open(tmp_path / "m")
-    graph = ModelGraph(get_skeleton(opened), opened)
+    graph = ModelGraph(get_skeletons(opened)[0], opened)
     rows = [np.random.default_rng(i).integers(1, 90, n) for i, n in enumerate((30, 30, 17))]
 
     def read(layer: Layer) -> np.ndarray:

@@ -15,7 +15,7 @@ from llmcomp.calibration.statistics import SiteStatistics
 from llmcomp.graph.inner import find_inner, reorder
 from llmcomp.graph.model import ModelGraph
 from llmcomp.graph.sections import Divider, Sections, UndividedError, divide, take_orders
-from llmcomp.graph.skeleton import get_skeleton
+from llmcomp.graph.skeleton import get_skeletons
 from tests.calibration.architectures import CONFIGS, save
 
 LENGTHS = (9, 5, 9, 1)
@@ -41,7 +41,7 @@ def float_weights(graph: ModelGraph, sections: Sections, used: np.ndarray) -> di
 
 def open_graph(folder: Path) -> ModelGraph:
     checkpoint = checkpoints.open(str(folder))
-    return ModelGraph(get_skeleton(checkpoint), checkpoint)
+    return ModelGraph(get_skeletons(checkpoint)[0], checkpoint)
 
 
 def observed(graph: ModelGraph, scratch: Path, order: dict[str, np.ndarray] | None = None) -> tuple[dict[str, SiteStatistics], Sections]:

@@ -11,8 +11,8 @@ import pytest
 
 from llmcomp import checkpoint as checkpoints
 from llmcomp.export import export
-from llmcomp.graph.model import ModelGraph
-from llmcomp.graph.skeleton import get_skeleton
+from llmcomp.graph.model import ModelGraph, unused_tensors
+from llmcomp.graph.skeleton import get_skeletons
 from llmcomp.options import ExportOptions
 from tests.calibration.architectures import EXPERTS, save
 from tests.test_path import logits
@@ -28,9 +28,9 @@ def test_every_expert_is_compressed_and_runs_packed(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("LLMCOMP_CACHE", str(tmp_path / "cache"))
     model = save(name, tmp_path / "m")
     opened = checkpoints.open(str(tmp_path / "m"))
-    skeleton = get_skeleton(opened)
+    skeleton = get_skeletons(opened)[0]
     graph = ModelGraph(skeleton, opened)
-    assert skeleton.fallback is None and graph.unused == []
+    assert skeleton.fallback is None and unused_tensors([graph]) == []
     stacks = {layer.name: layer for layer in graph.layers if len(layer.shape) == 3}
     wanted_names = STACKS.get(name, ("gate_proj", "up_proj", "down_proj"))
     assert sorted(stacks) == sorted(f"model.layers.{i}.mlp.experts.{stack}" for i in range(2) for stack in wanted_names)

@@ -13,8 +13,8 @@ from safetensors.numpy import load_file, save_file
 
 from llmcomp import checkpoint as checkpoints
 from llmcomp.errors import ArchitectureError
-from llmcomp.graph.model import ModelGraph
-from llmcomp.graph.skeleton import get_skeleton
+from llmcomp.graph.model import ModelGraph, unused_tensors
+from llmcomp.graph.skeleton import get_skeletons
 from tests.tiny import save_shards, tiny_llama
 
 
@@ -26,7 +26,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def refused_in_time(folder: Path, words: str) -> str:
     started = time.monotonic()
     with pytest.raises(ArchitectureError, match=words) as caught:
-        get_skeleton(checkpoints.open(folder))
+        get_skeletons(checkpoints.open(folder))[0]
     assert time.monotonic() - started < 30
     return str(caught.value)
 
@@ -64,22 +64,22 @@ def test_a_head_of_its_own_stays_and_an_equal_one_is_tied(tmp_path: Path) -> Non
         table = tensors["model.embed_tokens.weight"]
         save_shards(tmp_path / name, {**tensors, "lm_head.weight": table if same else table[::-1].copy()})
         checkpoint = checkpoints.open(tmp_path / name)
-        graph = ModelGraph(get_skeleton(checkpoint), checkpoint)
+        graph = ModelGraph(get_skeletons(checkpoint)[0], checkpoint)
         tables = [layer for layer in graph.layers if layer.shape[0] == 320]
         assert [t.ops for t in tables] == ([("Gather", "MatMul")] if same else [("Gather",), ("MatMul",)])
-        assert graph.unused == []
+        assert unused_tensors([graph]) == []
 
 
 def test_experts_are_read_from_where_they_are(tmp_path: Path) -> None:
     folder = tmp_path / "moe"
     tiny_moe(folder)
     checkpoint = checkpoints.open(folder)
-    skeleton = get_skeleton(checkpoint)
+    skeleton = get_skeletons(checkpoint)[0]
     assert skeleton.fallback is None
     graph = ModelGraph(skeleton, checkpoint)
     weights = sum(layer.size for layer in graph.layers)
     total = sum(int(np.prod(t.shape)) for t in checkpoint.tensors.values() if len(t.shape) > 1)
-    assert weights == total and graph.unused == []
+    assert weights == total and unused_tensors([graph]) == []
 
 
 def tiny_moe(folder: Path) -> None:
