@@ -29,6 +29,7 @@ class IR:
             self.inputs[target[0]][target[1]] = source
             self._readers[source[0]][source[1]].append(target)
         self._next = max(self.layers, default=-1) + 1
+        self._in_bodies = [e for body in layers.iterfind("layer/body") for e in body.iter("layer") if e.attrib["type"] == "Const"]
 
     @classmethod
     def read(cls, path: Path) -> IR:
@@ -41,8 +42,8 @@ class IR:
         return self.layers[layer].attrib.get("name", "")
 
     def data(self, layer: int) -> dict[str, str]:
-        """The attributes of a layer's <data>."""
-        element = self.layers[layer].find("data")
+        """The attributes of a layer's <data>, or of a constant's in a body."""
+        element = (self.layers[layer] if layer >= 0 else self._in_bodies[-1 - layer]).find("data")
         return element.attrib if element is not None else {}
 
     def output_shape(self, layer: int) -> tuple[int, ...]:
@@ -60,6 +61,10 @@ class IR:
 
     def constants(self) -> Iterator[int]:
         return (i for i, e in self.layers.items() if e.attrib["type"] == "Const")
+
+    def body_constants(self) -> Iterator[int]:
+        """Numbers below zero for the constants in bodies of loops, which have ids of their own there; for `data` alone."""
+        return iter(range(-1, -1 - len(self._in_bodies), -1))
 
     def new_id(self) -> int:
         self._next += 1

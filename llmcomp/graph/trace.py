@@ -265,7 +265,9 @@ class Known:
 
     def add(self, tensors: Collection[str], value: Any) -> None:
         """`value`, a torch tensor, is made of these tensors of the checkpoint."""
-        self._by_size[value.numel()].append((frozenset(tensors), value))
+        # Of a stack of experts a graph may hold one matrix after the other.
+        for one in (value, *(value if value.ndim == 3 else ())):
+            self._by_size[one.numel()].append((frozenset(tensors), one))
 
     def explains(self, constant: Any) -> bool:
         """Whether a constant of a graph has the numbers of one of them, whatever its type and axes of length one."""

@@ -33,7 +33,7 @@ def write_ir(
     """
     ir = IR.read(graph.skeleton.xml)
     for number, (offset, _) in layout.constants.items():
-        ir.layers[number].find("data").set("offset", str(offset))  # type: ignore[union-attr]
+        ir.data(number)["offset"] = str(offset)
     for number, place in layout.inserted.items():
         _multiply_output(ir, number, place)
     for layer in graph.layers:

@@ -42,7 +42,7 @@ class Layout:
     slots: Mapping[tuple[str, str], Slot]
     """(name of a layer or of one of its adapters, part name) -> place; f16 scales are here even if a layer's move to the tail."""
     constants: Mapping[int, tuple[int, int]]
-    """Const layer of the skeleton -> (offset, bytes)."""
+    """Const layer of the skeleton, those in bodies of loops among them -> (offset, bytes)."""
     inserted: Mapping[int, tuple[int, int]]
     """Operation of the skeleton behind which folds put a Multiply -> (offset, bytes) of its f32 constant."""
     integers: Mapping[tuple[int, ...], int]
@@ -77,7 +77,7 @@ def make_layout(graph: ModelGraph, schemes: Mapping[str, Scheme], folds: Collect
     constants: dict[int, tuple[int, int]] = {}
     seen: dict[tuple[str, str], tuple[int, int]] = {}
     replaced = {s.layer_id for s in graph.sources.values()}
-    for number in graph.ir.constants():
+    for number in (*graph.ir.constants(), *graph.ir.body_constants()):
         if number in replaced:
             continue
         data = graph.ir.data(number)

@@ -102,10 +102,14 @@ def _read(file: BinaryIO, offset: int, count: int) -> bytes:
 def check_bounds(xml: Path) -> None:
     """Every constant of the XML lies inside the .bin."""
     ir, size = IR.read(xml), xml.with_suffix(".bin").stat().st_size
-    for number in ir.constants():
+    for number in (*ir.constants(), *ir.body_constants()):
         data = ir.data(number)
         if int(data["offset"]) + int(data["size"]) > size:
-            raise VerificationError(ir.name(number), f"it ends behind the {size} bytes of the .bin", "Please report this.")
+            raise VerificationError(
+                ir.name(number) if number >= 0 else "a constant in a loop",
+                f"it ends behind the {size} bytes of the .bin",
+                "Please report this.",
+            )
 
 
 def _run_parts(xml: Path, layers: Sequence[Layer], vocabulary: int) -> str:
