@@ -64,6 +64,11 @@ class Placed:
         name = self.uses[0][2].removesuffix(FUSED) + ("gate_proj", "up_proj")[number]
         return Placed(self.uses, self.pieces.halves()[number], name, (self.shape[0], self.shape[1] // 2, self.shape[2]))
 
+    def matrix(self, number: int) -> Placed:
+        """One expert's of a stack."""
+        name = f"{self.uses[0][2].removesuffix('.weight')}.{number}.weight"
+        return Placed(self.uses, Pieces((self.pieces.matrices[number],)), name, self.shape[1:])
+
 
 class ContractError(Exception):
     """The empty trace does not hold for this architecture; the reason is for the report. It may hold if `tensors` are real."""
@@ -395,8 +400,8 @@ def _place(matrices: list[Placed], seed: int, kind: Any = None) -> dict[int, Pla
 
 
 def _place_experts(experts: list[Placed]) -> dict[int, Placed]:
-    """As `_place`, for stacks, which the exporter casts to f32: both halves of a fused gate and up get views of their own, too, since forwards of
-    experts cut them apart, and a constant that is cut would be copied."""
+    """As `_place`, for stacks, which the exporter casts to f32: both halves of a fused gate and up, and the matrices of what is called a weight, get
+    views of their own, too, since forwards of experts cut them apart, and a constant that is cut would be copied."""
     import torch
 
     class Fused(torch.Tensor):  # type: ignore[misc]
@@ -414,10 +419,20 @@ def _place_experts(experts: list[Placed]) -> dict[int, Placed]:
                     return half
             return super().__getitem__(key)
 
+    class Listed(torch.Tensor):  # type: ignore[misc]
+        """A stack that gives one expert's matrix without cutting."""
+
+        matrices: tuple[torch.Tensor, ...]
+
+        def __getitem__(self, key: Any) -> Any:
+            return self.matrices[key] if isinstance(key, int) else super().__getitem__(key)
+
     whole = _place(experts, 2, torch.float32)
     fused = [one for one in experts if one.uses[0][1] == FUSED and not getattr(one.uses[0][0], "is_transposed", False)]
+    listed = [one for one in experts if one.uses[0][1] == "weight"]
     cut = [one.half(i) for one in fused for i in range(2)]
-    views = list(_views([one.shape for one in cut], 3, torch.float32))
+    single = [one.matrix(i) for one in listed for i in range(one.shape[0])]
+    views = list(_views([one.shape for one in (*cut, *single)], 3, torch.float32))
     for i, one in enumerate(fused):
         for module, name, _ in one.uses:
             stack = getattr(module, name).data.as_subclass(Fused)
@@ -425,7 +440,15 @@ def _place_experts(experts: list[Placed]) -> dict[int, Placed]:
             delattr(module, name)
             # No Parameter: those are cast, and lose their class.
             setattr(module, name, stack)
-    return {**whole, **{view.data_ptr(): one for view, one in zip(views, cut, strict=True)}}
+    rest = iter(views[len(cut) :])
+    for one in listed:
+        matrices = tuple(next(rest) for _ in range(one.shape[0]))
+        for module, name, _ in one.uses:
+            stack = getattr(module, name).data.as_subclass(Listed)
+            stack.matrices = matrices
+            delattr(module, name)
+            setattr(module, name, stack)
+    return {**whole, **{view.data_ptr(): one for view, one in zip(views, (*cut, *single), strict=True)}}
 
 
 def _views(shapes: list[tuple[int, ...]], seed: int, kind: Any = None) -> Iterator[Any]:
