@@ -20,7 +20,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -301,7 +301,8 @@ def _empty_model(
 
     config = _plain_config(folder, trust)
     with init_empty_weights(include_buffers=False):
-        model = auto_class.from_config(config, dtype=torch.bfloat16, trust_remote_code=trust)
+        # Tables that an architecture computes (positions) are as exact as the checkpoint's own type makes them, with transformers too.
+        model = auto_class.from_config(config, dtype=_own_type(checkpoint), trust_remote_code=trust)
     prefix = getattr(model, "base_model_prefix", "")
     compared = _tie(model, checkpoint, prefix)
     stored = stored_parameters(model, checkpoint, prefix)
@@ -357,6 +358,17 @@ def _empty_model(
             buffer.data = _torch(checkpoint.read(tensor))
             real.add(tensor)
     return model, addresses, real, known
+
+
+def _own_type(checkpoint: Checkpoint) -> Any:
+    """The torch type of most of a checkpoint's numbers."""
+    import torch
+
+    kinds = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+    sizes: Counter[str] = Counter()
+    for tensor in checkpoint.tensors.values():
+        sizes[tensor.dtype] += int(np.prod(tensor.shape))
+    return next((kinds[name] for name, _ in sizes.most_common() if name in kinds), torch.bfloat16)
 
 
 def _tie(model: Any, checkpoint: Checkpoint, prefix: str) -> set[str]:
