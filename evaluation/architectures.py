@@ -37,6 +37,10 @@ SMALL: dict[str, Any] = {
 }
 """Sizes of a tiny model, by the names that configs have for them."""
 OWN: dict[str, dict[str, Any]] = {
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 128, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 64},
+    },
     "falcon": {"head_dim": None},
     "falcon_mamba": {"layer_types": None},
     "mamba": {"layer_types": None},
