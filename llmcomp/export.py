@@ -41,7 +41,7 @@ from llmcomp.writing.report import Submodel, make_report, versions, write_report
 from llmcomp.writing.side_files import write_side_files
 from llmcomp.writing.tokenizer import Conversion
 
-OF_THE_RUN = {"token", "output", "quiet", "json_log", "dry_run", "overwrite", "resume"}
+OF_THE_RUN = {"token", "output", "quiet", "json_log", "dry_run", "overwrite", "resume", "min_share"}
 """Options that leave the result as it is."""
 
 
@@ -85,6 +85,7 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
         data = Data(checkpoint, options, folder, run, tokenizer, samples, export, unfinished)
         budgeting = start_budget(graphs[0], options, data, run) if options.budget else None
         plan = budgeting.plan if budgeting else plan_by_rules(graphs, options, data, run)
+        plan.check_reached()
 
         def judge_now() -> Judged:
             assert text is not None
@@ -160,6 +161,7 @@ def dry_run(options: ExportOptions, progress: Progress | None = None) -> Forecas
     check_output(options.output, options.model, options.overwrite)
     with prepared(options, run, planning.needs_data(options), export) as (graphs, data):
         plan = decide(graphs, options, data, run)
+        plan.check_reached()
     if plan.is_calibrated:
         run.warn("calibration's own time and memory are not in the forecast, which is that of rounding the same layers plainly")
     parts = {graph: plan.of(graph.layers) for graph in graphs}

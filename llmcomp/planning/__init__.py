@@ -11,7 +11,7 @@ from llmcomp.planning.candidates import candidates, fitting, not_measured, ranke
 from llmcomp.planning.check import COMPRESSION_FIELDS, DATA_FREE, PREDICTED, check_options, is_low, looks_at_text, needs_data, needs_scores
 from llmcomp.planning.devices import runs_packed
 from llmcomp.planning.measured import Measured, MeasuredLayer, candidate
-from llmcomp.planning.plan import Budget, LayerPlan, Plan, Point, Summary
+from llmcomp.planning.plan import NOT_CALIBRATED, Budget, LayerPlan, Plan, Point, Summary
 from llmcomp.planning.scheme import (
     FLOATS,
     SCALE_ESTIMATION,
@@ -24,21 +24,25 @@ from llmcomp.planning.scheme import (
     layer_parts,
     stored,
 )
+from llmcomp.planning.share import Fallback, Share
 
 __all__ = [
     "COMPRESSION_FIELDS",
     "DATA_FREE",
     "FLOATS",
+    "NOT_CALIBRATED",
     "PREDICTED",
     "SCALE_ESTIMATION",
     "SEARCH",
     "Budget",
+    "Fallback",
     "LayerPlan",
     "Measured",
     "MeasuredLayer",
     "Plan",
     "Point",
     "Scheme",
+    "Share",
     "Summary",
     "adapters",
     "candidate",

@@ -9,7 +9,7 @@ the backup precision and not to float, unless float was asked for.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
@@ -25,6 +25,7 @@ from llmcomp.planning.plan import LayerPlan, Plan, summarize
 from llmcomp.planning.roles import is_router
 from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, Scheme, adaptable, adapter_bytes, layer_bytes
 from llmcomp.planning.select import nearest_subset
+from llmcomp.planning.share import Fallback, Share, scheme_text, share_of
 
 LEAST_GROUP = 32
 """The smallest group that `adjust` takes: below it the scales cost more than they save (NNCF's min_adjusted_group_size)."""
@@ -56,6 +57,7 @@ def make_plan(
     ignored, overridden = ignored_layers(options, layers), overridden_layers(options, layers)
     asked = [planner.asked(layer, overridden.get(layer.name), ignored.get(layer.name)) for layer in layers]
     given = [planner.fit(layer, one) for layer, one in zip(layers, asked, strict=True)]
+    fallbacks = {layer.name: _fallback(layer, *pair) for layer, *pair in zip(layers, asked, given, strict=True) if _differ(*pair)}
     if options.group_size_fallback == "error":
         planner.refuse_misfits(layers)
     notes = planner.notes(layers, given)
@@ -63,6 +65,7 @@ def make_plan(
         by_loss = measured if options.sensitivity_metric == PREDICTED else None
         for i in _beyond_ratio(layers, given, planner, scores or {}, by_loss):
             given[i] = replace(planner.backup(f"beyond the ratio {options.ratio:g}"), in_ratio=True)
+            fallbacks.pop(layers[i].name, None)
     entries = tuple(planner.entry(layer, one) for layer, one in zip(layers, given, strict=True))
     return Plan(
         main=planner.main,
@@ -73,6 +76,8 @@ def make_plan(
         layers=entries,
         summary=summarize(entries, planner.main, options.ratio, planner.requested_bits(layers, asked)),
         notes=notes,
+        share=_share(layers, asked, given, planner, overridden, fallbacks.values()),
+        fallbacks=tuple(fallbacks.values()),
     )
 
 
@@ -239,6 +244,34 @@ class Planner:
             bits += layer.size * own
             total += layer.size
         return round(bits / total, 4) if total else 0.0
+
+
+def _differ(asked: Asked, given: Asked) -> bool:
+    return (asked.format, asked.group_size) != (given.format, given.group_size)
+
+
+def _fallback(layer: Layer, asked: Asked, given: Asked) -> Fallback:
+    wanted, got = (scheme_text(one.format, one.group_size) for one in (asked, given))
+    return Fallback(layer=layer.name, asked=wanted, got=got, weights=layer.size, reason=given.reason)
+
+
+def _share(
+    layers: Sequence[Layer],
+    asked: Sequence[Asked],
+    given: Sequence[Asked],
+    planner: Planner,
+    overridden: Collection[str],
+    fallbacks: Iterable[Fallback],
+) -> Share:
+    counted = {layer.name: (layer.size, one) for layer, one in zip(layers, given, strict=True) if one.in_ratio}
+    return share_of(
+        sum(size for size, _ in counted.values()),
+        sum(size for size, one in counted.values() if one.format == planner.main),
+        planner.options.ratio,
+        [(x.name, x.size) for x, one in zip(layers, asked, strict=True) if x.name in overridden and one.format not in FLOATS],
+        fallbacks,
+        counted,
+    )
 
 
 def _bits(layer: Layer, asked: Asked) -> float:
