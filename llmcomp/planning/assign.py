@@ -9,7 +9,7 @@ the backup precision and not to float, unless float was asked for.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
@@ -76,7 +76,7 @@ def make_plan(
         layers=entries,
         summary=summarize(entries, planner.main, options.ratio, planner.requested_bits(layers, asked)),
         notes=notes,
-        share=_share(layers, asked, given, planner, overridden, fallbacks.values()),
+        share=_share(layers, asked, given, planner, overridden, fallbacks),
         fallbacks=tuple(fallbacks.values()),
     )
 
@@ -261,7 +261,7 @@ def _share(
     given: Sequence[Asked],
     planner: Planner,
     overridden: Collection[str],
-    fallbacks: Iterable[Fallback],
+    fallbacks: Mapping[str, Fallback],
 ) -> Share:
     counted = {layer.name: (layer.size, one) for layer, one in zip(layers, given, strict=True) if one.in_ratio}
     return share_of(
@@ -269,8 +269,9 @@ def _share(
         sum(size for size, one in counted.values() if one.format == planner.main),
         planner.options.ratio,
         [(x.name, x.size) for x, one in zip(layers, asked, strict=True) if x.name in overridden and one.format not in FLOATS],
-        fallbacks,
+        fallbacks.values(),
         counted,
+        any(one.format != planner.main and x not in fallbacks for x, (_, one) in counted.items()),
     )
 
 

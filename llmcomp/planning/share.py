@@ -57,13 +57,14 @@ def share_of(
     overridden: Collection[tuple[str, int]],
     fallbacks: Iterable[Fallback],
     in_ratio: Collection[str],
+    beyond: bool,
 ) -> Share:
     """`counted` and `in_main` are weights that the ratio counts, and those of them in the main format; `overridden` (layer, weights) those that
-    overrides put in a number format; `in_ratio` names the counted layers."""
+    overrides put in a number format; `in_ratio` names the counted layers; `beyond`: some of these got the backup for being beyond the ratio."""
     fell = {one.layer: one.weights for one in fallbacks if one.is_shortfall}
     fallen = sum(weights for layer, weights in fell.items() if layer in in_ratio)
-    # Layers come whole, so a ratio is never met exactly; what is missing for that reason alone is no shortfall.
-    missing = min(fallen, max(0, round(ratio * counted) - in_main))
+    # Layers come whole: what a ratio lacks while there are layers beyond it, which could have had the format, is no shortfall.
+    missing = 0 if beyond else min(fallen, max(0, round(ratio * counted) - in_main))
     named = sum(weights for _, weights in overridden)
     lost = sum(weights for layer, weights in overridden if layer in fell)
     return Share(wanted=in_main + missing + named, reached=in_main + named - lost)

@@ -78,7 +78,7 @@ def test_nothing_at_all_is_refused_with_what_would_be() -> None:
         NothingCompressedError, match=r"int4_asym: no layer can get it: model\.layers\.0\.a would get int8_asym .* Ask for int8_asym"
     ):
         plan(odd).check_reached()
-    with pytest.raises(NothingCompressedError, match="would get keep .* Ask for fp16"):
+    with pytest.raises(NothingCompressedError, match=r"would get keep .* Ask for fp16"):
         plan(odd, backup_precision="none").check_reached()
     for fine in (plan(model()), plan(odd, weight_format="int8"), plan(odd, weight_format="fp32"), plan(model(), ratio=0.0)):
         fine.check_reached()
