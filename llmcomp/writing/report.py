@@ -15,7 +15,7 @@ import jinja2
 
 from llmcomp.graph.model import ModelGraph, unused_tensors
 from llmcomp.options import ExportOptions
-from llmcomp.planning import COMPRESSION_FIELDS, Plan, runs_packed
+from llmcomp.planning import COMPRESSION_FIELDS, FLOATS, Plan, runs_packed
 from llmcomp.writing.layout import Slot
 from llmcomp.writing.stream import Outcome
 
@@ -129,6 +129,7 @@ def _layers(one: Submodel) -> list[dict[str, Any]]:
                 "bytes": entry.bytes,
                 "scale_type": outcome.scale_type if entry.format != "keep" else None,
                 "relative_error": round(outcome.error, 8),
+                "plain_error": round(outcome.plain_error, 8) if entry.format not in FLOATS else None,
                 "seconds": round(outcome.seconds, 4),
                 "runs_packed": runs_packed(by_name[entry.name], entry.scheme),
                 "reason": entry.reason,
