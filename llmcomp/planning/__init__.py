@@ -17,14 +17,16 @@ from llmcomp.planning.scheme import (
     SCALE_ESTIMATION,
     SEARCH,
     Scheme,
+    adapter_bytes,
     adapters,
     float_type,
     layer_bytes,
     layer_chain,
     layer_parts,
+    nominal_bits,
     stored,
 )
-from llmcomp.planning.share import Fallback, Share
+from llmcomp.planning.share import Fallback, Share, scheme_of, scheme_text
 
 __all__ = [
     "COMPRESSION_FIELDS",
@@ -44,6 +46,7 @@ __all__ = [
     "Scheme",
     "Share",
     "Summary",
+    "adapter_bytes",
     "adapters",
     "candidate",
     "candidates",
@@ -58,8 +61,11 @@ __all__ = [
     "make_plan",
     "needs_data",
     "needs_scores",
+    "nominal_bits",
     "not_measured",
     "ranked_by_loss",
     "runs_packed",
+    "scheme_of",
+    "scheme_text",
     "stored",
 ]

@@ -23,7 +23,7 @@ from llmcomp.planning.matching import ignored_layers, overridden_layers
 from llmcomp.planning.measured import Measured
 from llmcomp.planning.plan import LayerPlan, Plan, summarize
 from llmcomp.planning.roles import is_router
-from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, Scheme, adaptable, adapter_bytes, layer_bytes
+from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, Scheme, adaptable, adapter_bytes, layer_bytes, nominal_bits
 from llmcomp.planning.select import nearest_subset
 from llmcomp.planning.share import Fallback, Share, scheme_text, share_of
 
@@ -232,9 +232,10 @@ class Planner:
         ratio = self.options.ratio
         bits = total = 0.0
         for layer, one in zip(layers, asked, strict=True):
-            own = _bits(layer, one)
+            own = nominal_bits(layer, one.format, one.group_size)
             if self.mixes and one.in_ratio:
-                own = ratio * own + (1 - ratio) * _bits(layer, self.backup(""))
+                backup = self.backup("")
+                own = ratio * own + (1 - ratio) * nominal_bits(layer, backup.format, backup.group_size)
             rank = self.adapter_rank(layer, one.format)
             own += (
                 8
@@ -273,15 +274,6 @@ def _share(
         counted,
         any(one.format != planner.main and x not in fallbacks for x, (_, one) in counted.items()),
     )
-
-
-def _bits(layer: Layer, asked: Asked) -> float:
-    """Bits per weight, whether or not the group divides the layer."""
-    if asked.format in FLOATS:
-        return 8 * layer_bytes(layer, Scheme(asked.format, -1)) / layer.size
-    width = asked.group_size if asked.group_size > 0 else layer.shape[-1]
-    # Eight channels together, so that no nibble is lost to rounding.
-    return sum(part.nbytes for part in formats.get(asked.format).parts((8, width), -1)) / width
 
 
 def _beyond_ratio(

@@ -163,11 +163,12 @@ class Plan(BaseModel):
         return {entry.name: entry.scheme for entry in self.layers}
 
     def of(self, layers: Sequence[Layer]) -> Plan:
-        """The part of this plan that is about these layers."""
+        """The part of this plan that is about these layers; `share` stays that of all."""
         names = {layer.name for layer in layers}
         entries = tuple(entry for entry in self.layers if entry.name in names)
         summary = summarize(entries, self.main, self.summary.ratio_requested, self.summary.bits_per_weight_requested)
-        return self.model_copy(update={"layers": entries, "summary": summary})
+        fallbacks = tuple(one for one in self.fallbacks if one.layer in names)
+        return self.model_copy(update={"layers": entries, "summary": summary, "fallbacks": fallbacks})
 
     @property
     def is_calibrated(self) -> bool:

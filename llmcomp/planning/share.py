@@ -14,6 +14,12 @@ def scheme_text(name: str, group_size: int) -> str:
     return f"{name}:{group_size}" if group_size > 0 else name
 
 
+def scheme_of(text: str) -> tuple[str, int]:
+    """Format and group size of what `scheme_text` gave."""
+    name, colon, group = text.rpartition(":")
+    return (name, int(group)) if colon else (text, -1)
+
+
 class Fallback(BaseModel):
     """A layer that gets something else than the options put it in."""
 
