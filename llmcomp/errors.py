@@ -104,5 +104,6 @@ class BudgetError(LlmcompError):
     exit_code = 9
 
 
-PARTLY = 13
-"""Exit code, not an error: the model is written and verified, but fewer weights than `--min-share` says have got their format."""
+NOT_JUDGED, PARTLY = 8, 13
+"""Exit codes of what is no error of ours to raise: the judge could not do its work; and a model that is complete, of which fewer weights than `--min-share`
+says have got their format."""

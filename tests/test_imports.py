@@ -100,7 +100,7 @@ def test_torch_stays_in_the_children(path: Path) -> None:
         ("llmcomp.formats", ("torch", "openvino")),
         ("llmcomp.checkpoint", ("torch", "transformers", "openvino")),
         ("llmcomp.calibration", ("torch", "transformers", "openvino", "datasets", "pyarrow")),
-        ("llmcomp.export", ("torch", "transformers", "optimum", "matplotlib", "jinja2")),
+        ("llmcomp.export", ("torch", "transformers", "optimum", "matplotlib")),
     ],
 )
 def test_lean_import(module: str, absent: tuple[str, ...]) -> None:

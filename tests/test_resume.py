@@ -99,7 +99,7 @@ def test_what_is_no_fault_of_the_work_leaves_what_is_finished(
     with monkeypatch.context() as patch:
         interrupt_at(patch, 30, trouble)
         code = cli(command)
-    assert code == (130 if trouble is KeyboardInterrupt else 3)
+    assert code == (130 if trouble is KeyboardInterrupt else 11)
     assert "out.partial" in (told := capsys.readouterr().err) and "--resume" in told
     assert cli([*command, "--resume"]) == 0
     export(ExportOptions(**given(source, tmp_path / "whole", "plain")))
@@ -113,7 +113,7 @@ def test_a_limit_of_the_file_size_is_a_full_disk(source: Path, tmp_path: Path) -
     out = tmp_path / "out"
     arguments = ["export", str(source / "m"), str(out), "--weight-format", "int4_sym", "--group-size", "32", "--no-tokenizer", "--quiet"]
     done = subprocess.run([sys.executable, "-c", command, *arguments], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 3 and "the disk took no more" in done.stderr and not out.exists()
+    assert done.returncode == 11 and "the disk took no more" in done.stderr and not out.exists()
 
 
 @pytest.mark.parametrize("damage", ["a byte of the .bin", "the end of the .bin", "the last journal line", "no .bin"])

@@ -16,6 +16,7 @@ from llmcomp.options import ExportOptions
 from llmcomp.planning import COMPRESSION_FIELDS, FLOATS, Plan, runs_packed
 from llmcomp.writing.fates import fallbacks, requests, tensor_fates
 from llmcomp.writing.layout import Slot
+from llmcomp.writing.report_page import markdown, page
 from llmcomp.writing.stream import Outcome
 
 SCHEMA = 1
@@ -172,9 +173,6 @@ def _by_format(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def write_report(report: Mapping[str, Any], folder: Path) -> None:
     """report.json, report.md and report.html."""
-    # Loaded late: templates are of use to a finished export alone.
-    from llmcomp.writing.report_page import markdown, page
-
     (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf8")
     (folder / "report.md").write_text(markdown(report), encoding="utf8")
     (folder / "report.html").write_text(page(report), encoding="utf8")
