@@ -42,6 +42,7 @@ ALLOWED: dict[str, set[str]] = {
         *("algorithms", "calibrating", "calibration", "errors", "fitting", "folding", "formats", "graph", "kernels"),
         *("permuting", "planning", "preparing", "running", "threads", "writing"),
     },
+    "forecasting": {"calibration", "graph", "planning", "writing"},
     "measuring": {"algorithms", "calibration", "errors", "graph", "planning", "solving"},
     "judging": {"judge", "checkpoint", "errors", "progress"},
     "judge": set(),

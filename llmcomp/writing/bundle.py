@@ -64,13 +64,18 @@ def _existing_parent(path: Path) -> Path:
     return next(p for p in (path.parent, *path.parent.parents) if p.exists())
 
 
+def free_disk(output: Path) -> int:
+    """Bytes that are free where the output, or its first parent that exists, is."""
+    return shutil.disk_usage(_existing_parent(Path(os.path.abspath(output)))).free
+
+
 def check_disk(output: Path, needed: int) -> None:
     """There is room for `needed` bytes and the small files.
 
     Raises:
         DiskSpaceError: with both figures.
     """
-    free = shutil.disk_usage(_existing_parent(Path(os.path.abspath(output)))).free
+    free = free_disk(output)
     if free < needed + SPARE:
         raise DiskSpaceError(
             str(output),
