@@ -71,8 +71,8 @@ def reopen(folder: Path) -> None:
 
 
 def has_work(folder: Path) -> bool:
-    """Whether going on would spare anything."""
-    return any(path.stat().st_size for name in (JOURNAL, STATE) for path in (folder / HOME).glob(f"*/{name}"))
+    """Whether going on would spare anything: layers, the state of calibration, text that the model wrote, what was measured."""
+    return any(path.stat().st_size for name in (JOURNAL, STATE, SAMPLES, MEASURED) for path in (folder / HOME).glob(f"*/{name}"))
 
 
 class Unfinished:
