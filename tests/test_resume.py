@@ -238,6 +238,18 @@ def test_a_limit_of_the_file_size_is_a_full_disk(source: Path, tmp_path: Path) -
     assert done.returncode == 11 and "the disk took no more" in done.stderr and not out.exists()
 
 
+def test_a_state_that_the_disk_does_not_take_is_a_full_disk(tmp_path: Path) -> None:
+    program = (
+        "import resource, signal, sys; from pathlib import Path; import numpy as np; from llmcomp.writing import full, resume\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)); signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "folder = Path(sys.argv[1]); resume.begin(folder, {})\n"
+        "try: resume.Unfinished(folder).keep_state(0, {}, {'hidden': [np.ones((1000, 1000), np.float32)]})\n"
+        "except OSError as error: print(full.is_full(error), resume.has_work(folder))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.split() == ["True", "False"]
+
+
 @pytest.mark.parametrize("damage", ["a byte of the .bin", "the end of the .bin", "the last journal line", "no .bin"])
 def test_what_a_power_cut_has_lost_is_computed_again(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
     out, partial = tmp_path / "out", tmp_path / "out.partial"
