@@ -56,7 +56,7 @@ def print_result(result: Result) -> None:
             )
     stages = ", ".join(f"{name} {seconds:.1f}" for name, seconds in report["seconds"].items())
     console.print(f"seconds: {stages}", soft_wrap=True)
-    console.print(f"[bold]{escape(str(result.output))}[/bold] is ready; report.md there tells about every layer", soft_wrap=True)
+    console.print(f"[bold]{escape(str(result.output))}[/bold] is ready; report.html there tells about every layer", soft_wrap=True)
 
 
 def print_budget(budget: Budget, file: TextIO | None = None) -> None:

@@ -80,10 +80,12 @@ def still_owed(share: Share | None, fallbacks: Iterable[Fallback], got: Mapping[
     """The same after lines were edited: `got` is layer -> scheme of all lines, and one that is no longer the fallback is as asked."""
     fallbacks = tuple(fallbacks)
     kept = tuple(one for one in fallbacks if got.get(one.layer) == one.got)
-    if share is None or kept == fallbacks:
-        return share, kept
+    if share is None:
+        return None, kept
     edited = sum(one.weights for one in fallbacks if one not in kept and one.is_shortfall)
-    return Share(wanted=share.wanted, reached=min(share.wanted, share.reached + edited)), kept
+    # Nothing is owed but what is told, whatever else was edited.
+    owed = sum(one.weights for one in kept if one.is_shortfall)
+    return Share(wanted=share.wanted, reached=min(share.wanted, max(share.reached + edited, share.wanted - owed))), kept
 
 
 def check_reached(main: str, layers: int, share: Share | None, fallbacks: Collection[Fallback]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from llmcomp.errors import NothingCompressedError
 from llmcomp.graph.layer import Layer
 from llmcomp.options import ExportOptions
-from llmcomp.planning import Plan, make_plan
+from llmcomp.planning import Plan, Share, make_plan
 from tests.planning.layers import layer, model
 
 ODD = 64 * 17
@@ -97,3 +97,6 @@ def test_a_plan_file_owes_the_same_until_somebody_edits_a_line() -> None:
     edited = Plan.from_json("\n".join(text)).check_against(layers)
     assert share(edited) == (6 * 64 * 128 + 64 * 36, 6 * 64 * 128 + ODD)
     assert [one.layer for one in edited.fallbacks] == ["model.layers.1.odder"]
+    # A shortfall that nothing explains is none.
+    bare = found.model_copy(update={"fallbacks": (), "share": Share(wanted=100, reached=0)}).check_against(layers)
+    assert share(bare) == (100, 100)
