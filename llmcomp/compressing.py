@@ -57,7 +57,7 @@ class Written:
 def write_model(graph: ModelGraph, plan: Plan, data: Data, folder: Path, run: Run) -> Written:
     """Compress by this plan, in place of what an earlier one has left in the folder."""
     options = data.options
-    sections, plan = _sections(graph, plan, run)
+    sections, plan = divided(graph, plan, run)
     schemes, folds = plan.schemes, choose_folds(graph, plan)
     folds = folds if sections is None else inner_folds(folds, sections)
     layout = make_layout(graph, schemes, folds)
@@ -79,7 +79,7 @@ def write_model(graph: ModelGraph, plan: Plan, data: Data, folder: Path, run: Ru
     return Written(plan, layout, done)
 
 
-def _sections(graph: ModelGraph, plan: Plan, run: Run) -> tuple[Sections | None, Plan]:
+def divided(graph: ModelGraph, plan: Plan, run: Run) -> tuple[Sections | None, Plan]:
     """The sections that calibration runs, and the plan without what it cannot reach; None if the plan asks for no calibration."""
     if not plan.is_calibrated:
         return None, plan

@@ -43,7 +43,7 @@ class OutputError(LlmcompError):
 class DiskSpaceError(LlmcompError):
     """Less free disk than the output needs."""
 
-    exit_code = 3
+    exit_code = 11
 
 
 class CheckpointError(LlmcompError):
@@ -92,7 +92,18 @@ class PrecisionError(LlmcompError):
     exit_code = 10
 
 
+class NothingCompressedError(LlmcompError):
+    """No weight at all can get the format that was asked for."""
+
+    exit_code = 12
+
+
 class BudgetError(LlmcompError):
     """A size or a loss that no plan, or no model that was made, keeps to."""
 
     exit_code = 9
+
+
+NOT_JUDGED, PARTLY = 8, 13
+"""Exit codes of what is no error of ours to raise: the judge could not do its work; and a model that is complete, of which fewer weights than `--min-share`
+says have got their format."""

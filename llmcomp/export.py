@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ import xxhash
 from llmcomp import planning
 from llmcomp.budgeting import Judged
 from llmcomp.calibration import Samples, samples_of
-from llmcomp.calibration.load import AUTO
+from llmcomp.calibration.load import AUTO, row_length
 from llmcomp.checkpoint import Checkpoint
-from llmcomp.compressing import Written, quantizer, write_model
+from llmcomp.compressing import Written, divided, quantizer, write_model
 from llmcomp.deciding import check_files, decide, measure_layers, plan_by_rules, start_budget
 from llmcomp.errors import BudgetError
 from llmcomp.folding import choose_folds
+from llmcomp.forecasting import calibration_needs, shortages, with_calibration
 from llmcomp.graph.factors import NO_FACTORS
 from llmcomp.graph.model import ModelGraph
 from llmcomp.judge import JudgeError
@@ -41,7 +42,7 @@ from llmcomp.writing.report import Submodel, make_report, versions, write_report
 from llmcomp.writing.side_files import write_side_files
 from llmcomp.writing.tokenizer import Conversion
 
-OF_THE_RUN = {"token", "output", "quiet", "json_log", "dry_run", "overwrite", "resume"}
+OF_THE_RUN = {"token", "output", "quiet", "json_log", "dry_run", "overwrite", "resume", "min_share"}
 """Options that leave the result as it is."""
 
 
@@ -85,6 +86,7 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
         data = Data(checkpoint, options, folder, run, tokenizer, samples, export, unfinished)
         budgeting = start_budget(graphs[0], options, data, run) if options.budget else None
         plan = budgeting.plan if budgeting else plan_by_rules(graphs, options, data, run)
+        plan.check_reached()
 
         def judge_now() -> Judged:
             assert text is not None
@@ -152,7 +154,7 @@ def measure_model(options: ExportOptions, progress: Progress | None = None) -> M
 
 
 def dry_run(options: ExportOptions, progress: Progress | None = None) -> Forecast:
-    """Size, memory and time of an export, without writing anything but the cached skeleton."""
+    """Size, memory and time of an export, without writing anything but the cached skeleton; warns of what this machine has too little of."""
     assert options.output is not None
     run = Run(progress or Progress())
     planning.check_options(options)
@@ -160,14 +162,24 @@ def dry_run(options: ExportOptions, progress: Progress | None = None) -> Forecas
     check_output(options.output, options.model, options.overwrite)
     with prepared(options, run, planning.needs_data(options), export) as (graphs, data):
         plan = decide(graphs, options, data, run)
-    if plan.is_calibrated:
-        run.warn("calibration's own time and memory are not in the forecast, which is that of rounding the same layers plainly")
-    parts = {graph: plan.of(graph.layers) for graph in graphs}
-    layouts = {graph: make_layout(graph, part.schemes, choose_folds(graph, part)) for graph, part in parts.items()}
-    check_disk(options.output, sum(layout.size for layout in layouts.values()))
-    plain = {graph: part.without_calibration(())[0].schemes for graph, part in parts.items()}
-    found = [forecast(graph, plain[graph], layout, quantizer(NO_FACTORS), workers()) for graph, layout in layouts.items()]
-    return total(found)
+        plan.check_reached()
+    found = total([_forecast(graph, plan.of(graph.layers), options, run) for graph in graphs])
+    if plan.share is not None:
+        found = replace(found, share=plan.share.value)
+    for text in shortages(found, options.output):
+        run.warn(text)
+    return found
+
+
+def _forecast(graph: ModelGraph, plan: Plan, options: ExportOptions, run: Run) -> Forecast:
+    sections, plan = divided(graph, plan, run)
+    layout = make_layout(graph, plan.schemes, choose_folds(graph, plan))
+    plain, _ = plan.without_calibration(())
+    found = forecast(graph, plain.schemes, layout, quantizer(NO_FACTORS), workers())
+    if sections is None:
+        return found
+    tokens = options.num_samples * row_length(options, graph.checkpoint.config)
+    return with_calibration(found, calibration_needs(sections, plan, tokens))
 
 
 def _identity(options: ExportOptions, checkpoint: Checkpoint, samples: Samples | None) -> dict[str, Any]:

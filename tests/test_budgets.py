@@ -138,7 +138,7 @@ def budgeting(source: Path, **options: Any) -> Budgeting:
     from llmcomp.running import Run
 
     given = asked(source, **options)
-    graph = trace(open_checkpoint(given), given, Run(Progress()))
+    (graph,) = trace(open_checkpoint(given), given, Run(Progress()))
     stage = Budgeting(graph, given, Measured.from_json((source / "measured.json").read_text()), lambda plan: 1000 * len(plan.layers))
     stage.begin()
     return stage

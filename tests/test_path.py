@@ -65,6 +65,7 @@ def test_everything_is_in_the_folder(exported: Path) -> None:
         "openvino_config.json",
         "report.json",
         "report.md",
+        "report.html",
         "tokenizer.json",
         "tokenizer_config.json",
     }

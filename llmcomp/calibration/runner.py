@@ -106,9 +106,11 @@ class Runner(AbstractContextManager["Runner"]):
         if self.copies * self.tokens * array.shape[-1] * 4 < MAPPED_FROM:
             return array.copy()
         path = self.scratch / f"hidden-{self._files}.bin"
-        kept = np.memmap(path, array.dtype, "w+", shape=array.shape)
+        # Written, not mapped and filled: on a full disk that would be a signal, which ends the process, and no error.
+        with path.open("wb") as file:
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        kept = np.memmap(path, array.dtype, "r+", shape=array.shape)
         self._files += 1
-        kept[:] = array
         # The file is gone with the mapping, where the system allows that; else with the folder.
         with suppress(OSError):
             path.unlink()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmcomp.cli.eval import Windows, add_common_arguments, command_line
+from llmcomp.errors import NOT_JUDGED
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -77,7 +78,7 @@ def run(parsed: argparse.Namespace) -> int:
             )
     except JudgeError as error:
         print(f"llmcomp: error: {error}", file=sys.stderr)
-        return 8
+        return NOT_JUDGED
     record = make_record(found, inspections, text, command_line("compare.py"))
     _print(record)
     if parsed.output:

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from llmcomp.errors import NOT_JUDGED
+
 LINE_SECONDS = 30.0
 """Between lines of progress where there is no terminal."""
 COLUMNS = ("ppl", "word_ppl", "kl", "kl_se", "kl_p50", "kl_p90", "kl_p99", "top1")
@@ -68,7 +70,7 @@ def run(parsed: argparse.Namespace) -> int:
             )
     except JudgeError as error:
         print(f"llmcomp: error: {error}", file=sys.stderr)
-        return 8
+        return NOT_JUDGED
     (_table if sys.stdout.isatty() else _lines)(scores)
     first = scores[0]
     note = "" if all(s.kl is None for s in scores) else "; KL(reference || model) in nats per token"

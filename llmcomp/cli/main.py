@@ -24,10 +24,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in (export, measure, plan, inspect, eval, compare):
         command.add_parser(commands)
     parsed = parser.parse_args(arguments)
+    if threading.current_thread() is not threading.main_thread():
+        return guarded(parsed.run, parsed)
     # A polite kill unwinds as Ctrl-C does.
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _terminate)
-    return guarded(parsed.run, parsed)
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        return guarded(parsed.run, parsed)
+    finally:
+        # None: one that was not set from Python.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 def _terminate(number: int, frame: object) -> None:
@@ -58,3 +63,7 @@ def guarded(run: Callable[[argparse.Namespace], int], parsed: argparse.Namespace
         # The reader of our output has gone, as `| head` does.
         sys.stderr.close()
         return 141
+    except (OSError, MemoryError) as error:
+        if getattr(error, "kept", None):
+            print(f"llmcomp: broken off; {_left(error)}", file=sys.stderr)
+        raise

@@ -56,7 +56,7 @@ def print_result(result: Result) -> None:
             )
     stages = ", ".join(f"{name} {seconds:.1f}" for name, seconds in report["seconds"].items())
     console.print(f"seconds: {stages}", soft_wrap=True)
-    console.print(f"[bold]{escape(str(result.output))}[/bold] is ready; report.md there tells about every layer", soft_wrap=True)
+    console.print(f"[bold]{escape(str(result.output))}[/bold] is ready; report.html there tells about every layer", soft_wrap=True)
 
 
 def print_budget(budget: Budget, file: TextIO | None = None) -> None:
@@ -77,9 +77,18 @@ def print_budget(budget: Budget, file: TextIO | None = None) -> None:
 
 def print_forecast(forecast: Forecast) -> None:
     console = _console()
-    console.print(f"disk    {_mib(forecast.bin_bytes)} in openvino_model.bin, exact; a few MiB beside it")
+    more = f", and about {_mib(forecast.more_disk_bytes)} for calibration until it is finished" if forecast.more_disk_bytes else ""
+    console.print(f"disk    {_mib(forecast.bin_bytes)} in openvino_model.bin, exact; a few MiB beside it{more}", soft_wrap=True)
     console.print(f"memory  about {_mib(forecast.memory_bytes)} at the peak, beyond mapped files")
-    console.print(f"time    about {forecast.compress_seconds:.1f} s to compress, measured on one tile of each kind")
+    console.print(f"time    about {forecast.compress_seconds:.1f} s to compress plainly, measured on one tile of each kind", soft_wrap=True)
+    if forecast.calibrate_seconds is not None:
+        console.print(
+            f"        about {forecast.calibrate_seconds:.1f} s to push the calibration data through the model, by the speed of a matrix product; "
+            "what the methods compute with it comes on top, and may be as much again or more",
+            soft_wrap=True,
+        )
+    if forecast.share < 1:
+        console.print(f"share   {100 * forecast.share:.1f} % of the weights that are to get a format get it", soft_wrap=True)
 
 
 def print_inspection(folder: Path, found: Inspection) -> None:

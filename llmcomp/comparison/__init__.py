@@ -2,7 +2,7 @@
 
 comes in: what the judge found, what the folders hold
 goes out: a record; compare.json, compare.md and compare.html of it
-may import: judge, inspect, errors
+may import: judge, inspect, pages, errors
 read first: record.py
 """
 

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from llmcomp.comparison import plots
 from llmcomp.comparison.columns import used
 from llmcomp.errors import OutputError
+from llmcomp.pages.render import render
 
 HERE = Path(__file__).parent
 JSON, MARKDOWN, PAGE = "compare.json", "compare.md", "compare.html"
@@ -43,7 +42,7 @@ def write_comparison(record: Mapping[str, Any], folder: Path) -> None:
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    return _render("compare.md.j2", record, escape=False)
+    return _render("compare.md.j2", record)
 
 
 def page(record: Mapping[str, Any]) -> str:
@@ -56,7 +55,6 @@ def page(record: Mapping[str, Any]) -> str:
     return _render(
         "compare.html.j2",
         record,
-        escape=True,
         loss=loss,
         layered=layered,
         worst=worst,
@@ -65,14 +63,5 @@ def page(record: Mapping[str, Any]) -> str:
     )
 
 
-def _render(template: str, record: Mapping[str, Any], escape: bool, **more: Any) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE),
-        autoescape=escape,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["cell"] = lambda text: str(text).replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
-    return environment.get_template(template).render(r=record, columns=used(record["models"]), **more)
+def _render(template: str, record: Mapping[str, Any], **more: Any) -> str:
+    return render(HERE / template, r=record, columns=used(record["models"]), **more)

@@ -6,6 +6,7 @@ by value: norms, biases, tables) have the same bytes, so a fine-tune never gets 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -124,6 +125,10 @@ def _run_child(checkpoint: Checkpoint, task: str, trust: bool, out: Path) -> Non
         json.loads(manifest.read_text(encoding="utf8")) if manifest.exists() else {"error": "crash", "thing": "", "reason": child.stdout}
     )
     if "error" in answer:
+        if os.strerror(errno.ENOSPC) in answer["reason"]:
+            raise errors.DiskSpaceError(
+                str(out.parent), "the disk of the cache took no more", "Free some disk, or set LLMCOMP_CACHE to a folder with room"
+            )
         kind = getattr(errors, answer["error"], None)
         if kind is not None:
             raise kind(answer["thing"], answer["reason"], answer["remedy"])

@@ -98,6 +98,7 @@ class ExportOptions(BaseModel):
     resume: bool = False
     no_tokenizer: bool = False
     verify: Literal["none", "structure", "full", "auto"] = "auto"
+    min_share: float = Field(default=0.9, ge=0.0, le=1.0, allow_inf_nan=False)
     eval: bool = False
     eval_dataset: Path | None = None
     dry_run: bool = False

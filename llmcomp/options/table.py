@@ -493,6 +493,17 @@ OPTIONS: tuple[Option, ...] = (
         commands=(EXPORT,),
     ),
     Option(
+        "min_share",
+        ("--min-share",),
+        OUTPUT,
+        "Share of the weights that are to get a format which must get it; where channel sizes leave fewer the model is written all the same, and "
+        "the command exits with 13. 0 never minds, 1 minds every layer.",
+        kind="number",
+        default=0.9,
+        metavar="SHARE",
+        commands=(EXPORT,),
+    ),
+    Option(
         "eval",
         ("--eval",),
         OUTPUT,

@@ -11,35 +11,42 @@ from llmcomp.planning.candidates import candidates, fitting, not_measured, ranke
 from llmcomp.planning.check import COMPRESSION_FIELDS, DATA_FREE, PREDICTED, check_options, is_low, looks_at_text, needs_data, needs_scores
 from llmcomp.planning.devices import runs_packed
 from llmcomp.planning.measured import Measured, MeasuredLayer, candidate
-from llmcomp.planning.plan import Budget, LayerPlan, Plan, Point, Summary
+from llmcomp.planning.plan import NOT_CALIBRATED, Budget, LayerPlan, Plan, Point, Summary
 from llmcomp.planning.scheme import (
     FLOATS,
     SCALE_ESTIMATION,
     SEARCH,
     Scheme,
+    adapter_bytes,
     adapters,
     float_type,
     layer_bytes,
     layer_chain,
     layer_parts,
+    nominal_bits,
     stored,
 )
+from llmcomp.planning.share import Fallback, Share, scheme_of, scheme_text
 
 __all__ = [
     "COMPRESSION_FIELDS",
     "DATA_FREE",
     "FLOATS",
+    "NOT_CALIBRATED",
     "PREDICTED",
     "SCALE_ESTIMATION",
     "SEARCH",
     "Budget",
+    "Fallback",
     "LayerPlan",
     "Measured",
     "MeasuredLayer",
     "Plan",
     "Point",
     "Scheme",
+    "Share",
     "Summary",
+    "adapter_bytes",
     "adapters",
     "candidate",
     "candidates",
@@ -54,8 +61,11 @@ __all__ = [
     "make_plan",
     "needs_data",
     "needs_scores",
+    "nominal_bits",
     "not_measured",
     "ranked_by_loss",
     "runs_packed",
+    "scheme_of",
+    "scheme_text",
     "stored",
 ]

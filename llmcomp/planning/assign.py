@@ -23,8 +23,9 @@ from llmcomp.planning.matching import ignored_layers, overridden_layers
 from llmcomp.planning.measured import Measured
 from llmcomp.planning.plan import LayerPlan, Plan, summarize
 from llmcomp.planning.roles import is_router
-from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, Scheme, adaptable, adapter_bytes, layer_bytes
+from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, Scheme, adaptable, adapter_bytes, layer_bytes, nominal_bits
 from llmcomp.planning.select import nearest_subset
+from llmcomp.planning.share import Fallback, Share, scheme_text, share_of
 
 LEAST_GROUP = 32
 """The smallest group that `adjust` takes: below it the scales cost more than they save (NNCF's min_adjusted_group_size)."""
@@ -56,6 +57,7 @@ def make_plan(
     ignored, overridden = ignored_layers(options, layers), overridden_layers(options, layers)
     asked = [planner.asked(layer, overridden.get(layer.name), ignored.get(layer.name)) for layer in layers]
     given = [planner.fit(layer, one) for layer, one in zip(layers, asked, strict=True)]
+    fallbacks = {layer.name: _fallback(layer, *pair) for layer, *pair in zip(layers, asked, given, strict=True) if _differ(*pair)}
     if options.group_size_fallback == "error":
         planner.refuse_misfits(layers)
     notes = planner.notes(layers, given)
@@ -63,6 +65,7 @@ def make_plan(
         by_loss = measured if options.sensitivity_metric == PREDICTED else None
         for i in _beyond_ratio(layers, given, planner, scores or {}, by_loss):
             given[i] = replace(planner.backup(f"beyond the ratio {options.ratio:g}"), in_ratio=True)
+            fallbacks.pop(layers[i].name, None)
     entries = tuple(planner.entry(layer, one) for layer, one in zip(layers, given, strict=True))
     return Plan(
         main=planner.main,
@@ -73,6 +76,8 @@ def make_plan(
         layers=entries,
         summary=summarize(entries, planner.main, options.ratio, planner.requested_bits(layers, asked)),
         notes=notes,
+        share=_share(layers, asked, given, planner, overridden, fallbacks),
+        fallbacks=tuple(fallbacks.values()),
     )
 
 
@@ -227,9 +232,10 @@ class Planner:
         ratio = self.options.ratio
         bits = total = 0.0
         for layer, one in zip(layers, asked, strict=True):
-            own = _bits(layer, one)
+            own = nominal_bits(layer, one.format, one.group_size)
             if self.mixes and one.in_ratio:
-                own = ratio * own + (1 - ratio) * _bits(layer, self.backup(""))
+                backup = self.backup("")
+                own = ratio * own + (1 - ratio) * nominal_bits(layer, backup.format, backup.group_size)
             rank = self.adapter_rank(layer, one.format)
             own += (
                 8
@@ -241,13 +247,33 @@ class Planner:
         return round(bits / total, 4) if total else 0.0
 
 
-def _bits(layer: Layer, asked: Asked) -> float:
-    """Bits per weight, whether or not the group divides the layer."""
-    if asked.format in FLOATS:
-        return 8 * layer_bytes(layer, Scheme(asked.format, -1)) / layer.size
-    width = asked.group_size if asked.group_size > 0 else layer.shape[-1]
-    # Eight channels together, so that no nibble is lost to rounding.
-    return sum(part.nbytes for part in formats.get(asked.format).parts((8, width), -1)) / width
+def _differ(asked: Asked, given: Asked) -> bool:
+    return (asked.format, asked.group_size) != (given.format, given.group_size)
+
+
+def _fallback(layer: Layer, asked: Asked, given: Asked) -> Fallback:
+    wanted, got = (scheme_text(one.format, one.group_size) for one in (asked, given))
+    return Fallback(layer=layer.name, asked=wanted, got=got, weights=layer.size, reason=given.reason)
+
+
+def _share(
+    layers: Sequence[Layer],
+    asked: Sequence[Asked],
+    given: Sequence[Asked],
+    planner: Planner,
+    overridden: Collection[str],
+    fallbacks: Mapping[str, Fallback],
+) -> Share:
+    counted = {layer.name: (layer.size, one) for layer, one in zip(layers, given, strict=True) if one.in_ratio}
+    return share_of(
+        sum(size for size, _ in counted.values()),
+        sum(size for size, one in counted.values() if one.format == planner.main),
+        planner.options.ratio,
+        [(x.name, x.size) for x, one in zip(layers, asked, strict=True) if x.name in overridden and one.format not in FLOATS],
+        fallbacks.values(),
+        counted,
+        any(one.format != planner.main and x not in fallbacks for x, (_, one) in counted.items()),
+    )
 
 
 def _beyond_ratio(

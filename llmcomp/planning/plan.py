@@ -17,8 +17,11 @@ from llmcomp.planning import file
 from llmcomp.planning.check import check_group, check_rule
 from llmcomp.planning.devices import ragged
 from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, Scheme, adaptable, adapter_bytes, layer_bytes
+from llmcomp.planning.share import Fallback, Share, check_reached, scheme_text, still_owed
 
 VERSION = 1
+NOT_CALIBRATED = "not calibrated"
+"""The reason, or its end, of a layer that calibration was asked for and could not reach."""
 
 
 class LayerPlan(BaseModel):
@@ -114,6 +117,10 @@ class Plan(BaseModel):
     layers: tuple[LayerPlan, ...]
     summary: Summary
     notes: tuple[str, ...] = ()
+    share: Share | None = None
+    """None where every line is itself what is asked for, in a plan for a budget."""
+    fallbacks: tuple[Fallback, ...] = ()
+    """Layers whose channels the asked group or format does not fit; none where `share` is None."""
     budget: Budget | None = None
 
     def to_json(self) -> str:
@@ -126,7 +133,8 @@ class Plan(BaseModel):
         return file.from_json(cls, VERSION, text, where, "plan")
 
     def check_against(self, layers: Sequence[Layer], where: str = "plan") -> Plan:
-        """This plan for these layers, its bytes and totals computed anew, without a budget, which an edited plan may no longer meet.
+        """This plan for these layers, its bytes and totals computed anew, without a budget, which an edited plan may no longer meet. A line that
+        somebody has edited is what is asked for.
 
         Raises:
             OptionError: a layer is missing, unknown, of another tensor or shape, or a format does not exist or does not fit.
@@ -146,7 +154,8 @@ class Plan(BaseModel):
             )
         checked = tuple(_checked(planned[layer.name], layer, where) for layer in layers)
         summary = summarize(checked, self.main, self.summary.ratio_requested, self.summary.bits_per_weight_requested)
-        return self.model_copy(update={"layers": checked, "summary": summary, "budget": None})
+        share, fallbacks = still_owed(self.share, self.fallbacks, {x.name: scheme_text(x.format, x.group_size) for x in checked})
+        return self.model_copy(update={"layers": checked, "summary": summary, "share": share, "fallbacks": fallbacks, "budget": None})
 
     @property
     def schemes(self) -> dict[str, Scheme]:
@@ -154,11 +163,12 @@ class Plan(BaseModel):
         return {entry.name: entry.scheme for entry in self.layers}
 
     def of(self, layers: Sequence[Layer]) -> Plan:
-        """The part of this plan that is about these layers."""
+        """The part of this plan that is about these layers; `share` stays that of all."""
         names = {layer.name for layer in layers}
         entries = tuple(entry for entry in self.layers if entry.name in names)
         summary = summarize(entries, self.main, self.summary.ratio_requested, self.summary.bits_per_weight_requested)
-        return self.model_copy(update={"layers": entries, "summary": summary})
+        fallbacks = tuple(one for one in self.fallbacks if one.layer in names)
+        return self.model_copy(update={"layers": entries, "summary": summary, "fallbacks": fallbacks})
 
     @property
     def is_calibrated(self) -> bool:
@@ -174,7 +184,7 @@ class Plan(BaseModel):
                 "rounding": "nearest",
                 "adapter_rank": 0,
                 "bytes": entry.bytes - adapter_bytes(entry.shape, entry.scheme),
-                "reason": f"{entry.reason}; not calibrated" if entry.reason else "not calibrated",
+                "reason": f"{entry.reason}; {NOT_CALIBRATED}" if entry.reason else NOT_CALIBRATED,
             }
             for entry in self.layers
             if entry.name in missed
@@ -182,6 +192,10 @@ class Plan(BaseModel):
         layers = tuple(entry.model_copy(update=plain.get(entry.name, {})) for entry in self.layers)
         summary = summarize(layers, self.main, self.summary.ratio_requested, self.summary.bits_per_weight_requested)
         return self.model_copy(update={"layers": layers, "summary": summary}), missed
+
+    def check_reached(self) -> None:
+        """Raises NothingCompressedError: no weight gets what was asked for, or there is none."""
+        check_reached(self.main, len(self.layers), self.share, self.fallbacks)
 
     def counts(self) -> dict[str, int]:
         """Format -> number of layers."""

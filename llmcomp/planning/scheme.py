@@ -71,6 +71,15 @@ def layer_bytes(layer: Layer, scheme: Scheme) -> int:
     return sum(p.nbytes for p in layer_parts(layer, scheme)) + adapter_bytes(layer.shape, scheme)
 
 
+def nominal_bits(layer: Layer, name: str, group_size: int) -> float:
+    """Bits per weight of a layer in a format, whether or not the group divides it; without adapters."""
+    if name in FLOATS:
+        return 8 * layer_bytes(layer, Scheme(name, -1)) / layer.size
+    width = group_size if group_size > 0 else layer.shape[-1]
+    # Eight channels together, so that no nibble is lost to rounding.
+    return sum(part.nbytes for part in formats.get(name).parts((8, width), -1)) / width
+
+
 def adaptable(layer: Layer) -> bool:
     """Whether a correction can be computed beside a layer: one MatMul reads it as a matrix."""
     return layer.ops == ("MatMul",) and len(layer.nodes) == 1 and len(layer.shape) == 2

@@ -2,6 +2,6 @@
 
 comes in: a ModelGraph, a Plan, a quantizer
 goes out: a verified output folder with its report
-may import: formats, graph
+may import: formats, graph, planning, pages
 read first: layout.py
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import uuid
@@ -13,12 +12,11 @@ from typing import Any
 
 from llmcomp.errors import DiskSpaceError, OutputError
 from llmcomp.writing import resume
+from llmcomp.writing.full import is_full
 
 MARKER = ".llmcomp-partial"
 OURS = ("report.json", "openvino_model.xml")
 """Files that tell an earlier output from a folder of something else."""
-FULL = (errno.ENOSPC, errno.EFBIG, *([errno.EDQUOT] if hasattr(errno, "EDQUOT") else []))
-"""No room: on the disk, for a file of this size, or for this user."""
 BLAMELESS = (KeyboardInterrupt, SystemExit, OSError, MemoryError)
 """What ends a run without saying anything about its work."""
 SPARE = 64 << 20
@@ -64,13 +62,18 @@ def _existing_parent(path: Path) -> Path:
     return next(p for p in (path.parent, *path.parent.parents) if p.exists())
 
 
+def free_disk(output: Path) -> int:
+    """Bytes that are free where the output, or its first parent that exists, is."""
+    return shutil.disk_usage(_existing_parent(Path(os.path.abspath(output)))).free
+
+
 def check_disk(output: Path, needed: int) -> None:
     """There is room for `needed` bytes and the small files.
 
     Raises:
         DiskSpaceError: with both figures.
     """
-    free = shutil.disk_usage(_existing_parent(Path(os.path.abspath(output)))).free
+    free = free_disk(output)
     if free < needed + SPARE:
         raise DiskSpaceError(
             str(output),
@@ -112,11 +115,12 @@ def bundle(output: Path, overwrite: bool, identity: Mapping[str, Any] | None = N
             for folder in made:
                 with contextlib.suppress(OSError):
                     folder.rmdir()
-        if isinstance(error, OSError) and error.errno in FULL:
+        if isinstance(error, OSError) and is_full(error):
+            where = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
             remedy = "Free some disk, raise the limit, or choose another"
             if kept:
                 remedy = f"What is finished is in {partial}: free some disk, or raise the limit, and repeat with --resume"
-            raise DiskSpaceError(str(output), f"the disk took no more ({error.strerror})", remedy) from error
+            raise DiskSpaceError(str(output), f"the disk took no more ({where})", remedy) from error
         if kept:
             vars(error)["kept"] = partial
         raise

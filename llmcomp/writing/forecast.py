@@ -30,11 +30,24 @@ class Forecast:
     memory_bytes: int
     compress_seconds: float
     """Measured on one tile of each kind, on this machine, now."""
+    more_disk_bytes: int = 0
+    """Of calibration, beside the .bin while it is made."""
+    calibrate_seconds: float | None = None
+    """Of pushing the data through the model and summing up; None without calibration. What its methods compute comes on top."""
+    share: float = 1.0
+    """Of the weights that are to get a format, those that get it."""
 
 
 def total(found: Sequence[Forecast]) -> Forecast:
     """Of submodels that are made one after the other."""
-    return Forecast(sum(one.bin_bytes for one in found), max(one.memory_bytes for one in found), sum(one.compress_seconds for one in found))
+    calibrating = [one.calibrate_seconds for one in found if one.calibrate_seconds is not None]
+    return Forecast(
+        sum(one.bin_bytes for one in found),
+        max(one.memory_bytes for one in found),
+        sum(one.compress_seconds for one in found),
+        max(one.more_disk_bytes for one in found),
+        sum(calibrating) if calibrating else None,
+    )
 
 
 def least_bytes(checkpoint: Checkpoint, options: ExportOptions) -> int:

@@ -1,4 +1,4 @@
-"""report.json and report.md: what happened to every source tensor, and what it cost."""
+"""The report: what happened to every source tensor, and what it cost. `fates.py` has the tensors, `report_page.py` the files for people."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from llmcomp.graph.model import ModelGraph, unused_tensors
 from llmcomp.options import ExportOptions
-from llmcomp.planning import COMPRESSION_FIELDS, Plan, runs_packed
+from llmcomp.planning import COMPRESSION_FIELDS, FLOATS, Plan, runs_packed
+from llmcomp.writing.fates import fallbacks, requests, tensor_fates
 from llmcomp.writing.layout import Slot
+from llmcomp.writing.report_page import markdown, page
 from llmcomp.writing.stream import Outcome
 
 SCHEMA = 1
 REPORTED_VERSIONS = ("llmcomp", "openvino", "openvino-tokenizers", "optimum", "optimum-intel", "transformers", "torch")
-TEMPLATE = Path(__file__).with_name("report.md.j2")
 
 
 @dataclass(frozen=True)
@@ -77,6 +76,10 @@ def make_report(
     made_of = {tensor for one in submodels for source in one.graph.sources.values() for tensor in source.tensors}
     tails = [slot for one in submodels for slot in one.done.tail.values()]
     checks = {one.verified: None for one in submodels}
+    # Of one graph the plan as it was followed, without what calibration could not reach; nothing calibrates several.
+    followed = submodels[0].plan if len(submodels) == 1 else plan
+    outcomes = {name: outcome for one in submodels for name, outcome in one.done.outcomes.items()}
+    wide = [entry.name for entry in followed.layers if entry.format not in FLOATS and outcomes[entry.name].scale_type == "f32"]
     return {
         "schema": SCHEMA,
         "source": graph.checkpoint.source,
@@ -93,11 +96,15 @@ def make_report(
         },
         "bits_per_weight": round(8 * stored / weights, 4) if weights else 0.0,
         "formats": _by_format(layers),
+        "requests": requests([layer for one in submodels for layer in one.graph.layers], followed),
+        "share": None if followed.share is None else {**followed.share.model_dump(), "value": round(followed.share.value, 6)},
         "data": data,
-        "summary": (submodels[0].plan if len(submodels) == 1 else plan).summary.model_dump(),
+        "summary": followed.summary.model_dump(),
         "layers": layers,
         "folds": [dict(line) for one in submodels for line in one.done.folds],
         "permuted": [dict(line) for one in submodels for line in one.done.permuted],
+        "fallbacks": fallbacks(followed, {name: told for one in submodels for name, told in one.done.calibrated.items()}, wide),
+        "tensors": tensor_fates([one.graph for one in submodels], followed),
         "float_tensors": sorted(set(graph.skeleton.real) - made_of),
         "unused_tensors": unused_tensors([one.graph for one in submodels]),
         "fallback": graph.skeleton.fallback,
@@ -129,6 +136,7 @@ def _layers(one: Submodel) -> list[dict[str, Any]]:
                 "bytes": entry.bytes,
                 "scale_type": outcome.scale_type if entry.format != "keep" else None,
                 "relative_error": round(outcome.error, 8),
+                "plain_error": round(outcome.plain_error, 8) if entry.format not in FLOATS else None,
                 "seconds": round(outcome.seconds, 4),
                 "runs_packed": runs_packed(by_name[entry.name], entry.scheme),
                 "reason": entry.reason,
@@ -156,6 +164,7 @@ def _by_format(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "layers": counts[f, g],
             "weights": sizes[f, g],
             "bytes": stored[f, g],
+            "bits_per_weight": round(8 * stored[f, g] / sizes[f, g], 4),
             "runs_packed": packed[f, g],
         }
         for f, g in sorted(counts)
@@ -163,11 +172,10 @@ def _by_format(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def write_report(report: Mapping[str, Any], folder: Path) -> None:
+    """report.json, report.md and report.html."""
     (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf8")
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    environment.filters["mib"] = lambda n: f"{n / 2**20:.1f} MiB"
-    environment.filters["cell"] = lambda text: str(text).replace("|", "\\|").replace("\n", " ")
-    (folder / "report.md").write_text(environment.from_string(TEMPLATE.read_text(encoding="utf8")).render(r=report), encoding="utf8")
+    (folder / "report.md").write_text(markdown(report), encoding="utf8")
+    (folder / "report.html").write_text(page(report), encoding="utf8")
 
 
 def rt_info(options: ExportOptions, plan: Plan) -> dict[str, Any]:

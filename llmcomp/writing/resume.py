@@ -71,8 +71,8 @@ def reopen(folder: Path) -> None:
 
 
 def has_work(folder: Path) -> bool:
-    """Whether going on would spare anything."""
-    return any(path.stat().st_size for name in (JOURNAL, STATE) for path in (folder / HOME).glob(f"*/{name}"))
+    """Whether going on would spare anything: layers, the state of calibration, text that the model wrote, what was measured."""
+    return any(path.stat().st_size for name in (JOURNAL, STATE, SAMPLES, MEASURED) for path in (folder / HOME).glob(f"*/{name}"))
 
 
 class Unfinished:
@@ -156,9 +156,10 @@ class Unfinished:
         name, digest = f"hidden-{number}.bin", xxhash.xxh3_64()
         with (self.home / name).open("wb") as file:
             for array in (array for one in arrays.values() for array in one):
-                data = np.ascontiguousarray(array, "<f4")
-                data.tofile(file)
-                digest.update(data.reshape(-1).view(np.uint8).data)
+                data = np.ascontiguousarray(array, "<f4").reshape(-1).view(np.uint8).data
+                # numpy's own `tofile` does not say that a disk is full.
+                file.write(data)
+                digest.update(data)
         shapes = {key: [list(array.shape) for array in one] for key, one in arrays.items()}
         _write_json(
             self.home / STATE, {"number": number, "file": name, "checksum": digest.intdigest(), "shapes": shapes, "values": dict(values)}

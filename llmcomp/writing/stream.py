@@ -34,6 +34,7 @@ from llmcomp.planning.scheme import SOURCE_TYPES
 from llmcomp.writing.finite import NonFinite, non_finite_error
 from llmcomp.writing.journal import Journal, checksum
 from llmcomp.writing.layout import Layout, Slot, integer_bytes
+from llmcomp.writing.sampling import PLAIN, plain_squares, sampled
 
 TILE_WEIGHTS = 1 << 21
 """Weights per tile. Smaller ones would stay in a core's own cache, but then the threads wait for each other's Python between them: measured on
@@ -44,8 +45,6 @@ NO_TABLES: Mapping[str, str] = {}
 NOTHING: Mapping[str, Mapping[str, Any]] = {}
 ROW_STEP = 8
 """Tiles start at multiples of this many rows, so that a row's 4-bit codes and zero points start at a whole byte."""
-SAMPLES, SAMPLE_ROWS = 4, 4
-"""The error of a layer is taken from this many evenly spaced runs of this many rows."""
 
 
 class TileResult(Protocol):
@@ -81,6 +80,8 @@ class Outcome:
     """Checksum of each tile's codes and zero points (or kept bytes), in row order."""
     scale_sum: int = 0
     rows_per_tile: int = 0
+    plain_error: float = 0.0
+    """As `error`, of rounding the source's own weights to nearest under minmax scales: neither rule, nor folds, nor data had a say."""
 
 
 @dataclass
@@ -95,6 +96,8 @@ class _Pending:
     scales: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     squares: float = 0.0
     squared_error: float = 0.0
+    plain: NDArray[np.float64] = field(default_factory=lambda: np.zeros(2))
+    """Squares of the error of plain rounding, and of the source's weights."""
 
 
 def tile_rows(width: int) -> int:
@@ -244,6 +247,10 @@ class BinWriter(AbstractContextManager["BinWriter"]):
             state.sums[tile] = total
             state.scales[tile] = weight.scale[start:stop]
         state.squares, state.squared_error = 1.0, error
+        # Adapters have no source.
+        if isinstance(weight, formats.CompressedWeight) and layer.name in self.graph.sources:
+            source = np.concatenate([self.graph.rows(layer, i, i + 1) for i in sampled(flat_rows(layer), 0, flat_rows(layer))])
+            state.plain += plain_squares(weight.format, np.asarray(source, np.float32), scheme.group_size)
         self.on_weights(layer.size)
         self._finish_layer(state)
 
@@ -320,17 +327,20 @@ class BinWriter(AbstractContextManager["BinWriter"]):
     def _sample_error(
         self, state: _Pending, fmt: formats.Format, w: NDArray[Any], start: int, result: TileResult, factors: Factors
     ) -> None:
-        step = max(1, flat_rows(state.layer) // SAMPLES)
-        picked = [
-            row for first in range(-start % step, len(w), step) for row in range(first, min(first + SAMPLE_ROWS, len(w), first + step))
-        ]
-        if not picked:
+        numbers = sampled(flat_rows(state.layer), start, start + len(w))
+        if not numbers:
             return
-        rows = factors.apply(state.layer.name, np.asarray(w[picked], np.float32), [start + row for row in picked])
+        picked = [number - start for number in numbers]
+        source = np.asarray(w[picked], np.float32)
+        rows = factors.apply(state.layer.name, source, numbers)
         back = _decoded_rows(fmt, state.scheme.group_size, w.shape, result, picked, state.scheme.rule)
+        found = float(np.square(rows - back, dtype=np.float64).sum()), float(np.square(rows, dtype=np.float64).sum())
+        is_plain = state.scheme.rule == PLAIN and state.layer.name not in factors
+        plain = found if is_plain else plain_squares(fmt, source, state.scheme.group_size)
         with self._lock:
-            state.squares += float(np.square(rows, dtype=np.float64).sum())
-            state.squared_error += float(np.square(rows - back, dtype=np.float64).sum())
+            state.squared_error += found[0]
+            state.squares += found[1]
+            state.plain += plain
 
     def _finish_layer(self, state: _Pending) -> None:
         """Store the scales of a layer whose tiles are all written: f16 in place, f32 for the tail. Then it is on record."""
@@ -355,13 +365,15 @@ class BinWriter(AbstractContextManager["BinWriter"]):
                 else:
                     self._tail[layer.name] = scale
         error = state.squared_error / state.squares if state.squares else 0.0
+        plain = float(state.plain[0] / state.plain[1]) if state.plain[1] else 0.0
         seconds = time.perf_counter() - state.started
         sums = [state.sums[t] for t in range(state.tiles)]
         self.outcomes[layer.name] = Outcome(
-            layer.name, state.scheme.format, scale_type, error, seconds, sums, scale_sum, state.rows_per_tile
+            layer.name, state.scheme.format, scale_type, error, seconds, sums, scale_sum, state.rows_per_tile, plain
         )
         outcome = self.outcomes[layer.name]
-        told = {"format": outcome.format, "scale_type": scale_type, "error": error, "seconds": seconds, "tail": layer.name in self._tail}
+        told = {"format": outcome.format, "scale_type": scale_type, "error": error, "plain_error": plain, "seconds": seconds}
+        told["tail"] = layer.name in self._tail
         self.journal.add({"layer": layer.name, "rows": state.rows_per_tile, "sums": sums, "scale_sum": scale_sum, **told})
         self.on_layer(layer, outcome)
 
@@ -376,6 +388,7 @@ class BinWriter(AbstractContextManager["BinWriter"]):
             record["sums"],
             record["scale_sum"],
             record["rows"],
+            record["plain_error"],
         )
         slot = self.layout.slots.get((layer.name, "scale"))
         if record["scale_type"] == "f32" and slot is not None:

@@ -21,6 +21,7 @@ import platformdirs
 
 from llmcomp.errors import TokenizerError
 from llmcomp.imports import TELEMETRY, hide
+from llmcomp.writing.full import is_full, told_of
 
 NAMES = ("openvino_tokenizer", "openvino_detokenizer")
 VERSIONED = ("llmcomp", "openvino", "openvino-tokenizers", "transformers")
@@ -63,6 +64,9 @@ class Conversion:
         answers = [line[len(MARK) :] for line in output.splitlines() if line.startswith(MARK)]
         answer = json.loads(answers[-1]) if answers else {"reason": output[-2000:] or f"exit code {self._child.returncode}"}
         if self._child.returncode or "reason" in answer:
+            full = told_of(output)
+            if full is not None:
+                raise full
             raise TokenizerError(
                 "the tokenizer",
                 answer.get("reason", output[-2000:]),
@@ -72,6 +76,14 @@ class Conversion:
             self._keep(self._cached)
 
     def _keep(self, home: Path) -> None:
+        try:
+            self._copy(home)
+        except OSError as error:
+            # The folder has its tokenizer; the cache may be on another disk, and is to spare time alone.
+            if not is_full(error):
+                raise
+
+    def _copy(self, home: Path) -> None:
         home.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".tokenizer-", dir=home.parent) as scratch:
             made = Path(scratch, "made")

@@ -127,6 +127,26 @@ def test_hidden_states_in_a_mapped_file_are_the_same(tmp_path: Path, monkeypatch
         np.testing.assert_array_equal(plain[name].products, mapped[name].products)
 
 
+def test_a_mapped_file_has_its_blocks_before_it_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page of a mapping that a full disk has no block for ends the process."""
+    seen: list[bool] = []
+    mapped = np.memmap
+
+    def memmap(path: Path, kind: Any, mode: str, shape: tuple[int, ...]) -> Any:
+        seen.append(path.stat().st_size == x.nbytes <= path.stat().st_blocks * 512)
+        return mapped(path, kind, mode, shape=shape)
+
+    x = np.random.default_rng(0).normal(size=(4, 64, 64)).astype(np.float32)
+    runner = object.__new__(runners.Runner)
+    runner.batches, runner.copies, runner.scratch, runner._files = [np.zeros((4, 64), np.int64)], 1, tmp_path, 0
+    monkeypatch.setattr(runners, "MAPPED_FROM", 0)
+    monkeypatch.setattr(runners.np, "memmap", memmap)
+    kept = runner.keep(x)
+    assert seen == [True]
+    np.testing.assert_array_equal(kept, x)
+    kept[:] = 1
+
+
 def test_statistics_merge(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(50, 8)).astype(np.float32)
     whole, first, second = (SiteStatistics.empty(8) for _ in range(3))

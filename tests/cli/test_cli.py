@@ -78,7 +78,7 @@ def test_errors_that_are_known_early(tmp_path: Path, capsys: pytest.CaptureFixtu
     (good / "tokenizer.json").unlink()
     refused(4, "--no-tokenizer", "export", str(good), out)
     monkeypatch.setattr("llmcomp.writing.bundle.SPARE", 1 << 60)
-    refused(3, "MiB are free", "export", str(good), out, "--no-tokenizer")
+    refused(11, "MiB are free", "export", str(good), out, "--no-tokenizer")
     assert (exists / "file").read_text() == "mine"
 
 

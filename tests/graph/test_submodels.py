@@ -155,6 +155,14 @@ def test_what_sees_keeps_eight_bits_and_the_rest_gets_four(tmp_path: Path) -> No
         "openvino_text_embeddings_model": {"int8_asym"},
         "openvino_vision_embeddings_model": {"int8_asym"},
     }
+    told = {
+        kind: {line["tensor"] for line in report["tensors"] if line["fate"] == kind and not line["layers"]}
+        for kind in ("kept float", "unused")
+    }
+    assert told == {"kept float": set(report["float_tensors"]), "unused": set(report["unused_tensors"])}
+    assert {layer for line in report["tensors"] for layer in line["layers"]} == {layer["name"] for layer in report["layers"]}
+    for file in ("report.md", "report.html"):
+        assert all(name in (tmp_path / "out" / file).read_text() for name in by_model)
     assert "u4" in packed_types(tmp_path / "out" / "openvino_language_model.xml")
     plan = plan_model(ExportOptions(model=str(tmp_path / "m"), no_tokenizer=True))
     assert sum(entry.bytes for entry in plan.layers if "vision" not in entry.name) == sum(
