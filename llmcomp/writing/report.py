@@ -14,6 +14,7 @@ from typing import Any
 import jinja2
 
 from llmcomp.graph.model import ModelGraph, unused_tensors
+from llmcomp.graph.stored import stored_methods
 from llmcomp.options import ExportOptions
 from llmcomp.planning import COMPRESSION_FIELDS, Plan, runs_packed
 from llmcomp.writing.layout import Slot
@@ -80,6 +81,7 @@ def make_report(
     return {
         "schema": SCHEMA,
         "source": graph.checkpoint.source,
+        "stored": stored_methods([one.graph for one in submodels]),
         "model_type": graph.skeleton.model_type,
         "task": graph.skeleton.task,
         "submodels": [one.told() for one in submodels],
