@@ -87,7 +87,7 @@ def scale_type(fmt: Format, scale: NDArray[np.float32]) -> Literal["f16", "f32"]
     """f16 where that is what the scales are, and what they are multiplied with stays within it."""
     if fmt.scale_type is not None:
         return "f32"
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         narrow = scale.astype(np.float16).astype(np.float32)
         within = (np.abs(scale) * np.float32(fmt.top) <= formats.F16_MAX).all()
     return "f16" if within and np.array_equal(narrow, scale) else "f32"

@@ -188,13 +188,15 @@ class GGUFCodes(Encoded):
     def lines(self, form: Form, index: int | None, start: int, stop: int) -> Lines:
         assert self.kind is not None
         raw = self.rows(start, stop)
-        parts = self.kind.unpack(raw.reshape(-1, self.block_bytes))
+        with np.errstate(invalid="ignore"):
+            parts = self.kind.unpack(raw.reshape(-1, self.block_bytes))
         codes, scale = parts.codes.reshape(len(raw), -1), parts.scale.reshape(len(raw), -1)
         if parts.minimum is None:
             return Lines(codes, scale)
         minimum = parts.minimum.reshape(len(raw), -1)
         # Without a scale all weights of a group are its minimum: code 0 less a zero point of one, times it.
         flat = scale == 0
-        zeros = np.divide(minimum, scale, out=np.ones_like(scale), where=~flat)
+        with np.errstate(over="ignore", invalid="ignore"):
+            zeros = np.divide(minimum, scale, out=np.ones_like(scale), where=~flat)
         codes = np.where(np.repeat(flat, form.group_size, axis=1), 0, codes).astype(np.uint8)
         return Lines(codes, np.where(flat, minimum, scale), zeros)

@@ -177,7 +177,8 @@ class _Runs(DecodedTensor):
         if self.nested is None:
             return found
         second, values = (stored_array(one) for one in self.nested)
-        return values[found] * second[runs // self.state["nested_blocksize"]] + np.float32(self.state["nested_offset"])
+        with np.errstate(over="ignore", invalid="ignore"):
+            return values[found] * second[runs // self.state["nested_blocksize"]] + np.float32(self.state["nested_offset"])
 
 
 def _state(info: TensorInfo) -> dict[str, Any]:

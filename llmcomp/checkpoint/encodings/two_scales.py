@@ -38,9 +38,10 @@ class TwoScales(DecodedTensor):
         super().__init__(name, (out, width), [codes, scale, second, *others])
         self.codes, self.scale = codes, scale
         value = stored_array(second).reshape(-1)[0]
-        if value <= 0:
-            raise wrong(second, f"the scale of the whole weight is {value:g}")
-        self.second = float(np.float32(1) / value if inverse else value)
+        with np.errstate(all="ignore"):
+            self.second = float(np.float32(1) / value if inverse else value)
+        if not 0 < self.second < np.inf:
+            raise wrong(second, f"{value:g} is no scale of a whole weight")
 
     def decode(self, index: int | None, rows: Rows, columns: slice) -> NDArray[np.float32]:
         values = e2m1.decode(formats.NUMPY, self._codes(rows)) * np.repeat(self._scales(rows), SIZE, axis=1)
@@ -59,4 +60,5 @@ class TwoScales(DecodedTensor):
         return formats.unpack(raw.reshape(-1), "f4e2m1", (len(raw), self.info.shape[1]))
 
     def _scales(self, rows: Rows) -> NDArray[np.float32]:
-        return stored_array(self.scale)[rows].astype(np.float32) * np.float32(self.second)
+        with np.errstate(over="ignore"):
+            return stored_array(self.scale)[rows].astype(np.float32) * np.float32(self.second)

@@ -86,7 +86,7 @@ DAMAGE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no weight": ({}, {f"{X}.weight": None, **{f"y.{k.rsplit('.', 1)[1]}": v for k, v in GOOD.items()}}, "other parts are not in"),
     "scales of another shape": ({}, {f"{X}.weight_scale": codes((20, 5))}, r"its shape is \[20, 5\].*\[20, 6\]"),
     "scales of NaN": ({}, {f"{X}.weight_scale": np.full((20, 6), np.nan, ml_dtypes.float8_e4m3fn)}, "scale 0 is NaN"),
-    "second scale of nothing": ({}, {f"{X}.weight_scale_2": np.zeros((), np.float32)}, "the scale of the whole weight is 0"),
+    "second scale of nothing": ({}, {f"{X}.weight_scale_2": np.zeros((), np.float32)}, "0 is no scale of a whole weight"),
     "second scale for rows": ({}, {f"{X}.weight_scale_2": np.ones(20, np.float32)}, r"its shape is \[20\]"),
     "rows of no groups": ({}, {f"{X}.weight": np.ones((20, 44), np.uint8)}, "groups of 16 do not divide its 88 inputs"),
     "a stack": ({}, {f"{X}.weight": np.ones((2, 20, 48), np.uint8)}, "is no matrix"),
