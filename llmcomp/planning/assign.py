@@ -132,7 +132,7 @@ class Planner:
         """The smallest form of a layer's codes that its readers take, else its values in float."""
         found = self.stored.get(layer.name)
         if found is None:
-            return Asked(KEEP, reason="stored in float")
+            return Asked(KEEP, reason="stored in float" if self.options.adapter is None else "stored in float, or changed by the adapter")
         why = found.reason
         for form in found.forms:
             lookup = "Gather" in layer.ops and not formats.get(form.format).for_embeddings

@@ -33,6 +33,11 @@ def test_the_smallest_form_and_its_exact_bytes() -> None:
     assert plan.summary.bits_per_weight_requested == plan.summary.bits_per_weight and plan.folds == "none" and not plan.notes
 
 
+def test_what_an_adapter_changes_has_no_codes() -> None:
+    found = make_plan(model(), ExportOptions(model="m", weight_format="keep", adapter="a"))
+    assert {line.reason for line in found.layers} == {"stored in float, or changed by the adapter"}
+
+
 def test_scales_of_f32_and_sorted_columns_are_counted() -> None:
     line, _ = one(layer("x"), Stored("gptq", (Form("int4_sym", 32, "f32", True),)))
     assert (line.scale_type, line.sorted, line.bytes) == ("f32", True, 64 * 128 // 2 + 64 * 4 * 4 + 128 * 4)
