@@ -22,6 +22,7 @@ from llmcomp.errors import OptionError
 from llmcomp.folding import choose_folds
 from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph, flat_rows
+from llmcomp.graph.stored import stored_layers
 from llmcomp.measuring import measure
 from llmcomp.options import ExportOptions
 from llmcomp.planning import Measured, Plan, Scheme
@@ -47,7 +48,8 @@ def plan_by_rules(graphs: Graphs, options: ExportOptions, data: Data, run: Run) 
     with run.stage("plan"):
         if options.plan is not None:
             where = f"plan {options.plan}"
-            plan = Plan.from_json(_text(options.plan), where).check_against(layers, where)
+            told = Plan.from_json(_text(options.plan), where)
+            plan = told.check_against(layers, where, stored_layers(graphs) if told.keeps_codes else {})
             if plan.is_calibrated and len(graphs) > 1:
                 raise OptionError(where, "it asks for calibration, and nothing calibrates several submodels", "Make it anew without")
             return plan
@@ -56,7 +58,8 @@ def plan_by_rules(graphs: Graphs, options: ExportOptions, data: Data, run: Run) 
             scores = measured.scores(options.sensitivity_metric)
         elif planning.needs_scores(options):
             scores = {name: score for graph in graphs for name, score in _scores(graph, options).items()}
-        plan = planning.make_plan(layers, options, scores, measured)
+        stored = stored_layers(graphs) if options.weight_format == planning.KEEP else {}
+        plan = planning.make_plan(layers, options, scores, measured, stored)
     _tell(layers, plan, run)
     return plan
 

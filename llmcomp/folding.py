@@ -30,8 +30,8 @@ SAMPLED_ROWS, SAMPLED_RUN = 256, 32
 def choose_folds(graph: ModelGraph, plan: Plan, found: Sequence[Fold] | None = None) -> tuple[Fold, ...]:
     """The folds in front of low-bit layers, none if `plan.folds` says so; no weight is read. `found` are all that the graph has, if known.
 
-    Factors that need a product at run time are only taken where data chooses them. A fold that touches a float layer is left out: its weights
-    could not take a factor without being rounded.
+    Factors that need a product at run time are only taken where data chooses them. A fold that touches a layer which is float, or keeps the
+    codes of the source, is left out: its weights could not take a factor without being rounded.
     """
     if plan.folds == "none":
         return ()
@@ -39,7 +39,9 @@ def choose_folds(graph: ModelGraph, plan: Plan, found: Sequence[Fold] | None = N
 
     def helps(one: Fold) -> bool:
         involved = [*one.readers, *([one.writer] if one.writer else [])]
-        return any(planning.is_low(schemes[name].format) for name in one.readers) and not any(schemes[name].is_float for name in involved)
+        if any(schemes[name].is_float or schemes[name].is_stored for name in involved):
+            return False
+        return any(planning.is_low(schemes[name].format) for name in one.readers)
 
     return tuple(one for one in (find_folds(graph, plan.folds == "awq") if found is None else found) if helps(one))
 

@@ -21,12 +21,17 @@ from llmcomp.planning import Plan
 
 
 def choose_inner(graph: ModelGraph, plan: Plan) -> tuple[Inner, ...]:
-    """The inner dimensions along which low-bit layers have several groups, none if `plan.permutation` says so; no weight is read."""
+    """The inner dimensions along which low-bit layers have several groups, none if `plan.permutation` says so; no weight is read.
+
+    Layers that keep the codes of the source keep their order, too.
+    """
     if plan.permutation == "none":
         return ()
     schemes = plan.schemes
 
     def helps(one: Inner) -> bool:
+        if any(schemes[name].is_stored for name in (*one.writers, *one.readers)):
+            return False
         return any(planning.is_low(schemes[name].format) and 0 < schemes[name].group_size < one.channels for name in one.readers)
 
     return tuple(one for one in find_inner(graph) if helps(one))

@@ -38,6 +38,12 @@ def open_checkpoint(options: ExportOptions) -> Checkpoint:
     checkpoint = checkpoints.open(
         options.model, revision=options.revision, token=options.token, cache_dir=options.cache_dir, adapter=options.adapter
     )
+    if options.weight_format == planning.KEEP and options.plan is None and not any(map(checkpoint.encoded, checkpoint.tensors)):
+        raise OptionError(
+            f"--weight-format {planning.KEEP}",
+            f"nothing in {checkpoint.source} is stored quantized, so there are no codes to keep",
+            "Use fp16 or fp32 for a float model, or a format that weights are rounded to",
+        )
     if not options.no_tokenizer:
         checkpoint.check_tokenizer()
     return checkpoint

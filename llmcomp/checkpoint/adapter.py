@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcomp.checkpoint.checkpoint import Checkpoint, TensorInfo
+from llmcomp.checkpoint.encoded import Encoded
 from llmcomp.checkpoint.folder import read_json
 from llmcomp.checkpoint.header import read_header
 from llmcomp.checkpoint.mapped import map_bytes
@@ -95,6 +96,9 @@ class AdaptedCheckpoint(Checkpoint):
         if name in self._deltas or name in self._saved:
             return super().window(name, index, rows, columns)
         return self.base.window(name, index, rows, columns)
+
+    def encoded(self, name: str) -> Encoded | None:
+        return None if name in self._deltas or name in self._saved else self.base.encoded(name)
 
     def prefetch(self, name: str, start: int, stop: int) -> None:
         if name not in self._saved:

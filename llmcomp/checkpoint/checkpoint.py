@@ -12,6 +12,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from llmcomp.checkpoint.encoded import Encoded
+
 DIGESTED = 4096
 """Numbers of each tensor that `values_digest` looks at, at most."""
 
@@ -64,6 +66,10 @@ class Checkpoint(ABC):
     @abstractmethod
     def prefetch(self, name: str, start: int, stop: int) -> None:
         """Ask the system to read these rows ahead; it may not."""
+
+    def encoded(self, name: str) -> Encoded | None:
+        """What is known of a tensor that is stored quantized; None for one that is stored in float, or changed on the way."""
+        return None
 
     def read(self, name: str) -> NDArray[Any]:
         """The whole tensor."""

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcomp.checkpoint.checkpoint import Checkpoint, TensorInfo
+from llmcomp.checkpoint.encoded import Encoded
 from llmcomp.checkpoint.encodings import DecodedTensor, find, plain_config, plain_tensors
 from llmcomp.checkpoint.header import is_name, read_header
 from llmcomp.checkpoint.mapped import map_bytes, read_ahead
@@ -68,6 +69,9 @@ class FolderCheckpoint(Checkpoint):
         if name in self._decoded:
             return self._decoded[name].window(index, rows, columns)
         return super().window(name, index, rows, columns)
+
+    def encoded(self, name: str) -> Encoded | None:
+        return self._decoded.get(name)
 
     def rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
         if name in self._decoded:

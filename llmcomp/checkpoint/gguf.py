@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcomp.checkpoint.checkpoint import Checkpoint, TensorInfo
+from llmcomp.checkpoint.encoded import Encoded
+from llmcomp.checkpoint.gguf_codes import GGUFCodes
 from llmcomp.checkpoint.gguf_config import INSTEAD, make_config, make_generation_config
 from llmcomp.checkpoint.gguf_header import GGUFTensor, read_gguf
 from llmcomp.checkpoint.gguf_names import ARCHITECTURES, BLOCK, TENSORS
@@ -34,6 +37,7 @@ class GGUFCheckpoint(Checkpoint):
         self.side_files = []
         self.metadata, stored = read_gguf(path)
         self._stored: dict[str, GGUFTensor] = {}
+        self._codes: dict[str, GGUFCodes] = {}
         tensors: dict[str, TensorInfo] = {}
         name = self.metadata.get("general.architecture")
         if not isinstance(name, str) or name not in ARCHITECTURES:
@@ -83,6 +87,23 @@ class GGUFCheckpoint(Checkpoint):
             whole = np.frombuffer(raw, PLAIN[tensor.kind][1]).reshape(tensor.shape)
             return whole[stored]
         return np.ascontiguousarray(dequantize(raw.reshape(count, -1)[stored], GGMLQuantizationType(tensor.kind)), np.float32)
+
+    def encoded(self, name: str) -> Encoded | None:
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        tensor = self._stored[name]
+        if tensor.kind in PLAIN:
+            return None
+        if name not in self._codes:
+            kind = GGMLQuantizationType(tensor.kind)
+            rows = partial(self._raw, name)
+            self._codes[name] = GGUFCodes(tensor.kind, f"gguf {kind.name}", tensor.shape, GGML_QUANT_SIZES[kind][1], rows)
+        return self._codes[name]
+
+    def _raw(self, name: str, start: int, stop: int) -> NDArray[np.uint8]:
+        """The bytes of rows [start, stop)."""
+        tensor = self._stored[name]
+        return np.asarray(self._map[tensor.begin : tensor.end]).reshape(tensor.shape[0], -1)[self._order(name, start, stop)]
 
     def _check_decodable(self) -> None:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType

@@ -99,4 +99,6 @@ def print_inspection(folder: Path, found: Inspection) -> None:
     console.print(table)
     console.print(f"{found.bits_per_weight:.3f} bits per weight; {_mib(found.bin_bytes)} in openvino_model.bin; made by {found.made_by}")
     if found.report is not None:
-        console.print(f"source {escape(str(found.report['source']))}; verified: {found.report['verified']}", soft_wrap=True)
+        stored = ", ".join(f"{count} layers {method}" for method, count in (found.report.get("stored") or {}).items())
+        told = f" (stored as {escape(stored)})" if stored else ""
+        console.print(f"source {escape(str(found.report['source']))}{told}; verified: {found.report['verified']}", soft_wrap=True)

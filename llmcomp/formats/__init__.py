@@ -9,7 +9,7 @@ may import: errors
 read first: format.py
 """
 
-from llmcomp.formats.array import NUMPY, Namespace
+from llmcomp.formats.array import F16_MAX, NUMPY, Namespace
 from llmcomp.formats.codebook import ADAPTIVE
 from llmcomp.formats.format import Format, Node, Part, exists, get, grouped_shape, names, register
 from llmcomp.formats.packing import pack, packed_bytes, unpack
@@ -17,6 +17,7 @@ from llmcomp.formats.weight import CompressedWeight, quantize, scale_type_needed
 
 __all__ = [
     "ADAPTIVE",
+    "F16_MAX",
     "NUMPY",
     "CompressedWeight",
     "Format",

@@ -60,7 +60,8 @@ class _Mx(Format):
         return self.element.decode(xp, codes, scale)
 
     def store_scale(self, scale: NDArray[np.float32], scale_type: str, rule: str = "minmax") -> dict[str, NDArray[Any]]:
-        return {"scale": (np.frexp(scale)[1] - 1 + BIAS).astype(np.uint8)}
+        # The exponent as it stands in the bits: where subnormals are taken for zeros, a logarithm or a comparison would lose 2^-127.
+        return {"scale": (np.ascontiguousarray(scale, np.float32).view(np.uint32) >> 23).astype(np.uint8)}
 
     def load_scale(self, parts: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
         return np.ldexp(np.float32(1), parts["scale"].astype(np.int32) - BIAS)

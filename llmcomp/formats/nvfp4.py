@@ -45,7 +45,11 @@ class NvFp4(Fp4):
         else:
             # A search has rounded its scales to the bits of E4M3: a power of two keeps them as they are.
             second = np.ldexp(np.float32(1), int(np.frexp(scale.max(initial=EPS) / np.float32(E4M3_MAX))[1]))
-        stored = NUMPY.to_f8e4m3(NUMPY.divide(scale, second))
+        return self.store_under(scale, float(second))
+
+    def store_under(self, scale: NDArray[np.float32], second: float) -> dict[str, NDArray[Any]]:
+        """As `store_scale`, for a given scale of the whole weight. Scales that are an E4M3 times it come back as they are."""
+        stored = NUMPY.to_f8e4m3(NUMPY.divide(scale, np.float32(second)))
         return {"scale": stored, "second_order_scale": np.full((1,) * scale.ndim, second, np.float32)}
 
     def load_scale(self, parts: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:

@@ -23,6 +23,9 @@ BITS = {
 }  # fmt: skip
 """Element types, in OpenVINO's spelling, and their bits."""
 
+NUMBERS = {"f16": np.float16, "f32": np.float32}
+"""Types whose items are no codes."""
+
 PIECE = 1 << 15
 """Pairs of nibbles that are packed together: what is in between stays in a core's first caches."""
 
@@ -99,12 +102,12 @@ def _pack_pairs(flat: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def unpack(data: NDArray[np.uint8], element_type: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """The stored bytes -> one code per item: int8 for `i` types, uint16 for u16, uint8 otherwise."""
+    """The stored bytes -> one code per item: int8 for `i` types, uint16 for u16, floats for f16 and f32, uint8 otherwise."""
     width = bits(element_type)
     count = prod(shape)
     signed = element_type.startswith("i")
     if width >= 8:
-        return data.view(np.int8 if signed else np.uint16 if width == 16 else np.uint8).reshape(shape)
+        return data.view(NUMBERS.get(element_type, np.int8 if signed else np.uint16 if width == 16 else np.uint8)).reshape(shape)
     if width == 1:
         return np.unpackbits(data)[:count].reshape(shape)
     if width == 2:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,7 +107,7 @@ def quantize(
     return CompressedWeight(fmt, tuple(w.shape), group_size, codes, ranges["scale"], zeros, rule)
 
 
-def scale_type_needed(scale: NDArray[np.float32], live: NDArray[np.bool_] | None = None, top: float = 1.0) -> str:
+def scale_type_needed(scale: NDArray[np.float32], live: NDArray[np.bool_] | None = None, top: float = 1.0) -> Literal["f16", "f32"]:
     """ "f16", or "f32" where f16 would overflow or be off by more than `SCALE_TOLERANCE` in a live group.
 
     `top` is `Format.top`: its product with the scale must not overflow either, nor must a table that holds it.

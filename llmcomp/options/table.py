@@ -140,7 +140,8 @@ OPTIONS: tuple[Option, ...] = (
         "weight_format",
         ("--weight-format",),
         COMPRESSION,
-        "fp32, fp16, int8, int4 or nf4, or the exact name of a format (int8_asym, int4_sym, ...).",
+        "fp32, fp16, int8, int4 or nf4, or the exact name of a format (int8_asym, int4_sym, ...); keep: the codes and scales of a checkpoint "
+        "that is stored quantized, and float as it is.",
         default="int4",
         compression=True,
         metavar="FORMAT",

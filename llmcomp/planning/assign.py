@@ -16,14 +16,27 @@ from typing import Literal
 from llmcomp import formats
 from llmcomp.errors import GroupSizeError, OptionError
 from llmcomp.graph.layer import Layer
+from llmcomp.graph.stored import Form, Stored
 from llmcomp.options import ExportOptions, Override, Rule
 from llmcomp.planning.check import DATA_FREE, PREDICTED, check_options, group_of, is_low, known_rules, resolve
 from llmcomp.planning.devices import ragged
 from llmcomp.planning.matching import ignored_layers, overridden_layers
 from llmcomp.planning.measured import Measured
-from llmcomp.planning.plan import LayerPlan, Plan, summarize
+from llmcomp.planning.plan import NOTHING, LayerPlan, Plan, summarize
 from llmcomp.planning.roles import is_router
-from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, Scheme, adaptable, adapter_bytes, layer_bytes, nominal_bits
+from llmcomp.planning.scheme import (
+    FLOATS,
+    KEEP,
+    NOT_SORTABLE,
+    SCALE_ESTIMATION,
+    STORED,
+    Scheme,
+    adaptable,
+    adapter_bytes,
+    layer_bytes,
+    nominal_bits,
+    sortable,
+)
 from llmcomp.planning.select import nearest_subset
 from llmcomp.planning.share import Fallback, Share, scheme_text, share_of
 
@@ -39,13 +52,19 @@ class Asked:
     group_size: int = -1
     reason: str = ""
     in_ratio: bool = False
+    form: Form | None = None
+    """Of the codes of the source, which it keeps then."""
 
 
 def make_plan(
-    layers: Sequence[Layer], options: ExportOptions, scores: Mapping[str, float] | None = None, measured: Measured | None = None
+    layers: Sequence[Layer],
+    options: ExportOptions,
+    scores: Mapping[str, float] | None = None,
+    measured: Measured | None = None,
+    stored: Mapping[str, Stored] = NOTHING,
 ) -> Plan:
     """The plan for these layers. If `needs_scores(options)` it takes `scores` (layer name -> sensitivity, high keeps precision), or losses from
-    `measured` if these are to rank.
+    `measured` if these are to rank. `stored` are the layers that are stored quantized, by name, of which weight format keep keeps the codes.
 
     Raises:
         OptionError: as `check_options`, or a layer's score or loss is missing.
@@ -53,7 +72,7 @@ def make_plan(
         GroupSizeError: with fallback `error`, all layers that the group does not divide.
     """
     check_options(options)
-    planner = Planner(options)
+    planner = Planner(options, stored=stored)
     ignored, overridden = ignored_layers(options, layers), overridden_layers(options, layers)
     asked = [planner.asked(layer, overridden.get(layer.name), ignored.get(layer.name)) for layer in layers]
     given = [planner.fit(layer, one) for layer, one in zip(layers, asked, strict=True)]
@@ -84,8 +103,8 @@ def make_plan(
 class Planner:
     """Schemes for single layers under one set of options."""
 
-    def __init__(self, options: ExportOptions, others: Collection[str] = ()) -> None:
-        self.options = options
+    def __init__(self, options: ExportOptions, others: Collection[str] = (), stored: Mapping[str, Stored] = NOTHING) -> None:
+        self.options, self.stored = options, stored
         self.main = resolve(options.weight_format, options.sym)
         self.ruled = {self.main, *others}
         """Formats that `scale_rule` speaks for."""
@@ -102,6 +121,8 @@ class Planner:
             )
         if ignored is not None:
             return Asked("keep", reason=f"ignored by {ignored.text}")
+        if self.main == KEEP:
+            return self._as_stored(layer)
         if is_low(self.main):
             if layer.vision:
                 return self.backup("vision")
@@ -113,9 +134,23 @@ class Planner:
                 return self.backup("router")
         return Asked(self.main, group_of(self.options, self.main), in_ratio=True)
 
+    def _as_stored(self, layer: Layer) -> Asked:
+        """The smallest form of a layer's codes that its readers take, else its values in float."""
+        found = self.stored.get(layer.name)
+        if found is None:
+            return Asked(KEEP, reason="stored in float" if self.options.adapter is None else "stored in float, or changed by the adapter")
+        why = found.reason
+        for form in found.forms:
+            lookup = "Gather" in layer.ops and not formats.get(form.format).for_embeddings
+            why = f"{form.format} cannot be looked up compressed" if lookup else ragged(layer, Scheme(form.format, form.group_size))
+            why = why or (NOT_SORTABLE if form.sorted and not sortable(layer) else "")
+            if not why:
+                return Asked(form.format, form.group_size, found.method, form=form)
+        return Asked(KEEP, reason=f"{found.method}: {why}")
+
     def fit(self, layer: Layer, asked: Asked) -> Asked:
         """The asked scheme, made to fit the layer's readers and channel size."""
-        if asked.format in FLOATS:
+        if asked.format in FLOATS or asked.form is not None:
             return asked
         if "Gather" in layer.ops and not formats.get(asked.format).for_embeddings:
             return self.backup(f"{asked.format} cannot be looked up compressed")
@@ -174,6 +209,8 @@ class Planner:
             self.adapter_rank(layer, asked.format),
             self.options.lora_adapters,
         )
+        if asked.form is not None:
+            scheme = Scheme(asked.format, asked.group_size, STORED, scale_type=asked.form.scale_type, sorted=asked.form.sorted)
         return LayerPlan(
             name=layer.name,
             tensor=layer.tensor,
@@ -202,12 +239,25 @@ class Planner:
 
     def notes(self, layers: Sequence[Layer], given: Sequence[Asked]) -> tuple[str, ...]:
         """What became of misfits, in one line."""
-        told = self._ranks(layers, given)
+        told = (*self._kept(layers, given), *self._ranks(layers, given))
         if not self.misfits:
             return told
         kinds = Counter((one.format, one.group_size) for layer, one in zip(layers, given, strict=True) if layer.name in self.misfits)
         became = ", ".join(f"{count} {name}" + (f" group {group}" if group > 0 else "") for (name, group), count in sorted(kinds.items()))
         return (f"{len(self.misfits)} layers that the group does not fit: {became}", *told)
+
+    def _kept(self, layers: Sequence[Layer], given: Sequence[Asked]) -> tuple[str, ...]:
+        """Of layers that are stored quantized and become float."""
+        lost = [
+            (layer, one)
+            for layer, one in zip(layers, given, strict=True)
+            if self.main == KEEP and one.format == KEEP and layer.name in self.stored
+        ]
+        reasons = Counter(one.reason for _, one in lost)
+        size = sum(layer_bytes(layer, Scheme(KEEP, -1)) for layer, _ in lost)
+        return tuple(f"{count} layers become float: {reason}" for reason, count in reasons.items()) + (
+            (f"their {size} bytes may be more than the source has; --override gives them another format",) if lost else ()
+        )
 
     def _ranks(self, layers: Sequence[Layer], given: Sequence[Asked]) -> tuple[str, ...]:
         """Of corrections that are not what was asked for, or take more room than they save."""
@@ -232,7 +282,7 @@ class Planner:
         ratio = self.options.ratio
         bits = total = 0.0
         for layer, one in zip(layers, asked, strict=True):
-            own = nominal_bits(layer, one.format, one.group_size)
+            own = 8 * self.entry(layer, one).bytes / layer.size if one.form is not None else nominal_bits(layer, one.format, one.group_size)
             if self.mixes and one.in_ratio:
                 backup = self.backup("")
                 own = ratio * own + (1 - ratio) * nominal_bits(layer, backup.format, backup.group_size)

@@ -6,12 +6,17 @@ from llmcomp import formats
 from llmcomp.errors import OptionError
 from llmcomp.options import ExportOptions, explained
 from llmcomp.options.rules import did_you_mean
-from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, SEARCH
+from llmcomp.planning.scheme import FLOATS, KEEP, SCALE_ESTIMATION, SEARCH, STORED
 
 SHORT = {"int8": ("int8_asym", "int8_sym"), "int4": ("int4_asym", "int4_sym")}
 """optimum-cli's names -> (without --sym, with --sym)."""
 DATA_FREE, PREDICTED = "weight_quantization_error", "predicted_loss"
 """Sensitivity metrics: the one that needs no data, and the one that is no score but a loss under a scheme."""
+NOT_BESIDE_KEEP = (
+    *("sym", "ratio", "group_size", "all_layers", "scale_rule", "permutation", "awq", "scale_estimation", "gptq"),
+    *("target_correction", "codebook_scope", "lora_correction", "target_size", "target_bpw", "max_loss"),
+)
+"""Fields that say how weights are rounded, or who gets which format."""
 COMPRESSION_FIELDS = {
     "weight_format",
     "sym",
@@ -82,6 +87,11 @@ def check_options(options: ExportOptions) -> None:
 
 def _check(options: ExportOptions) -> None:
     main = resolve(options.weight_format, options.sym)
+    for name in (main, *(resolve(override.format, options.sym) for override in options.overrides)):
+        if name not in FLOATS:
+            check_rounds(f"weight format {name!r}", name)
+    if main == KEEP and options.plan is None:
+        _check_keep(options)
     if options.sym and main.endswith("_asym"):
         raise OptionError("--sym", f"{main} is asymmetric by name", f"Use --weight-format {main.removesuffix('asym')}sym, or drop --sym")
     if not is_low(main) and options.ratio != 1:
@@ -141,6 +151,18 @@ def _check(options: ExportOptions) -> None:
         check_group(f"override '{override.text}'", name, override.group_size)
 
 
+def _check_keep(options: ExportOptions) -> None:
+    """Codes that are kept leave nothing to choose. Of overrides all is said that could be."""
+    given = [field for field in NOT_BESIDE_KEEP if getattr(options, field) != type(options).model_fields[field].default]
+    if "backup_precision" in options.model_fields_set and not options.overrides:
+        given.append("backup_precision")
+    if given:
+        flags = " ".join(f"--{field.replace('_', '-')}" for field in given)
+        raise OptionError(
+            flags, f"--weight-format {KEEP} takes codes and scales as they are stored, and float as it is", "Leave one of them out"
+        )
+
+
 def calibrated_options(options: ExportOptions) -> dict[str, bool]:
     """The options that look at data, and whether they are on."""
     return {
@@ -162,12 +184,23 @@ def check_group(place: str, name: str, group_size: int) -> None:
         raise OptionError(place, f"{name} has groups of {fmt.group_size} by definition", "Leave the group size out")
 
 
+def check_rounds(place: str, name: str) -> None:
+    """Refuse a format that weights are not rounded to.
+
+    Raises:
+        OptionError: with `place` as the thing.
+    """
+    if not formats.get(name).rules:
+        raise OptionError(place, f"{name} rounds nothing, it only holds what is stored so", f"Use --weight-format {KEEP}, or rule {STORED}")
+
+
 def check_rule(place: str, name: str, rule: str) -> None:
     """Refuse a rule that a format does not have.
 
     Raises:
         OptionError: with `place` as the thing.
     """
+    check_rounds(place, name)
     known = known_rules(name)
     if rule not in known:
         raise OptionError(place, f"{name} has no rule {rule!r}", did_you_mean(rule, known))

@@ -11,7 +11,7 @@ from llmcomp.errors import GroupSizeError, OptionError
 from llmcomp.graph.layer import Layer
 from llmcomp.options.rules import did_you_mean
 from llmcomp.planning import file
-from llmcomp.planning.check import check_group
+from llmcomp.planning.check import check_group, check_rounds
 
 VERSION = 1
 
@@ -117,4 +117,5 @@ def parse_candidate(text: str, place: str) -> tuple[str, int]:
     if not formats.exists(name):
         raise OptionError(place, f"no format {name!r}", did_you_mean(name, formats.names()))
     check_group(place, name, int(size))
+    check_rounds(place, name)
     return name, int(size)

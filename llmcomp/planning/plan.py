@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from typing import Literal
 
@@ -12,16 +12,20 @@ from pydantic import BaseModel, ConfigDict
 from llmcomp import formats
 from llmcomp.errors import GroupSizeError, OptionError
 from llmcomp.graph.layer import Layer
+from llmcomp.graph.stored import Form, Stored
 from llmcomp.options.rules import did_you_mean
 from llmcomp.planning import file
 from llmcomp.planning.check import check_group, check_rule
 from llmcomp.planning.devices import ragged
-from llmcomp.planning.scheme import FLOATS, SCALE_ESTIMATION, Scheme, adaptable, adapter_bytes, layer_bytes
+from llmcomp.planning.scheme import FLOATS, NOT_SORTABLE, SCALE_ESTIMATION, STORED, Scheme, adaptable, adapter_bytes, layer_bytes, sortable
 from llmcomp.planning.share import Fallback, Share, check_reached, scheme_text, still_owed
 
 VERSION = 1
 NOT_CALIBRATED = "not calibrated"
 """The reason, or its end, of a layer that calibration was asked for and could not reach."""
+NOTHING: Mapping[str, Stored] = {}
+ROUNDED = {"scale_type": "f16", "sorted": False}
+"""What lines of other rules than STORED say."""
 
 
 class LayerPlan(BaseModel):
@@ -35,11 +39,15 @@ class LayerPlan(BaseModel):
     format: str
     group_size: int = -1
     rule: str = "minmax"
-    """What picks the scales: one of the format's rules, `search`, or `scale_estimation`."""
+    """What picks the scales: one of the format's rules, `search`, `scale_estimation`, or `stored`: codes and scales are those of the source."""
     rounding: Literal["nearest", "gptq"] = "nearest"
     adapter_rank: int = 0
     """Of a low-rank correction beside the layer; its bytes are in `bytes`."""
     adapter_format: Literal["int8_asym", "fp16"] = "int8_asym"
+    scale_type: Literal["f16", "f32"] = "f16"
+    """Of the rule `stored`: what holds the scales of the source; found anew when read."""
+    sorted: bool = False
+    """Of the rule `stored`: columns come in the order of their groups, and inputs are looked up in it; found anew when read."""
     bytes: int = 0
     in_ratio: bool = True
     """Whether the ratio counts it: neither embedding, last layer nor router, and not named by a rule."""
@@ -47,7 +55,9 @@ class LayerPlan(BaseModel):
 
     @property
     def scheme(self) -> Scheme:
-        return Scheme(self.format, self.group_size, self.rule, self.rounding, self.adapter_rank, self.adapter_format)
+        return Scheme(
+            self.format, self.group_size, self.rule, self.rounding, self.adapter_rank, self.adapter_format, self.scale_type, self.sorted
+        )
 
 
 class Summary(BaseModel):
@@ -132,9 +142,10 @@ class Plan(BaseModel):
         """Raises OptionError: not JSON, an unknown key, a value of the wrong kind, another version, two lines for one layer."""
         return file.from_json(cls, VERSION, text, where, "plan")
 
-    def check_against(self, layers: Sequence[Layer], where: str = "plan") -> Plan:
+    def check_against(self, layers: Sequence[Layer], where: str = "plan", stored: Mapping[str, Stored] = NOTHING) -> Plan:
         """This plan for these layers, its bytes and totals computed anew, without a budget, which an edited plan may no longer meet. A line that
-        somebody has edited is what is asked for.
+        somebody has edited is what is asked for. `stored` are those that are stored quantized, by name; it is only looked at where a line says
+        `stored`.
 
         Raises:
             OptionError: a layer is missing, unknown, of another tensor or shape, or a format does not exist or does not fit.
@@ -152,7 +163,11 @@ class Plan(BaseModel):
             raise OptionError(
                 f"{where}, target_correction", "no layer has rounding gptq, which it is for", "Give some layers that, or set it to false"
             )
-        checked = tuple(_checked(planned[layer.name], layer, where) for layer in layers)
+        if self.keeps_codes and self.is_calibrated:
+            raise OptionError(
+                where, f"some layers have rule {STORED}, and others look at data", f"Give all of them {STORED} or float, or none {STORED}"
+            )
+        checked = tuple(_checked(planned[layer.name], layer, where, stored.get(layer.name)) for layer in layers)
         summary = summarize(checked, self.main, self.summary.ratio_requested, self.summary.bits_per_weight_requested)
         share, fallbacks = still_owed(self.share, self.fallbacks, {x.name: scheme_text(x.format, x.group_size) for x in checked})
         return self.model_copy(update={"layers": checked, "summary": summary, "share": share, "fallbacks": fallbacks, "budget": None})
@@ -174,6 +189,11 @@ class Plan(BaseModel):
     def is_calibrated(self) -> bool:
         """Whether following it needs calibration data."""
         return self.folds == "awq" or any(entry.scheme.is_calibrated for entry in self.layers)
+
+    @property
+    def keeps_codes(self) -> bool:
+        """Whether some layers keep the codes of the source."""
+        return any(entry.scheme.is_stored for entry in self.layers)
 
     def without_calibration(self, reached: Collection[str]) -> tuple[Plan, list[str]]:
         """This plan with plain rounding for the layers that are not in `reached`, and the names of those that had asked for more."""
@@ -219,17 +239,24 @@ def _check_format(name: str, place: str) -> None:
         raise OptionError(place, f"no format {name!r}", did_you_mean(name, [*formats.names(), *FLOATS]))
 
 
-def _checked(entry: LayerPlan, layer: Layer, where: str) -> LayerPlan:
+def _checked(entry: LayerPlan, layer: Layer, where: str, stored: Stored | None) -> LayerPlan:
     place = f"{where}, layer {entry.name}"
     _check_format(entry.format, place)
     if entry.format in FLOATS:
         # Who edits a line into `keep` does not think of the group size beside it.
-        entry = entry.model_copy(update={"group_size": -1, "rule": "minmax", "rounding": "nearest", "adapter_rank": 0})
+        entry = entry.model_copy(update={"group_size": -1, "rule": "minmax", "rounding": "nearest", "adapter_rank": 0, **ROUNDED})
     else:
         if entry.group_size != -1 and (entry.group_size < 1 or layer.shape[-1] % entry.group_size):
             raise GroupSizeError(place, f"group size {entry.group_size} does not divide {layer.shape[-1]}", "Use a divisor, or -1")
         check_group(place, entry.format, entry.group_size)
-        check_rule(place, entry.format, entry.rule)
+        if entry.rule == STORED:
+            form = _form(entry, place, stored)
+            entry = entry.model_copy(update={"scale_type": form.scale_type, "sorted": form.sorted})
+            if form.sorted and not sortable(layer):
+                raise OptionError(place, f"rule {STORED}: {NOT_SORTABLE}", "Use another rule, such as minmax, or format keep")
+        else:
+            entry = entry.model_copy(update=ROUNDED)
+            check_rule(place, entry.format, entry.rule)
         trouble = ragged(layer, entry.scheme)
         if trouble:
             raise GroupSizeError(place, trouble, "Use a power of two, or int8_asym with -1")
@@ -240,6 +267,22 @@ def _checked(entry: LayerPlan, layer: Layer, where: str) -> LayerPlan:
         if not 0 <= entry.adapter_rank <= min(layer.shape):
             raise OptionError(place, f"adapter_rank {entry.adapter_rank} is not between 0 and {min(layer.shape)}", "Use 8")
     return entry.model_copy(update={"bytes": layer_bytes(layer, entry.scheme)})
+
+
+def _form(entry: LayerPlan, place: str, stored: Stored | None) -> Form:
+    """The form of a layer's codes that a line asks for."""
+    if stored is None:
+        raise OptionError(place, f"rule {STORED}: it is not stored quantized", "Use another rule, such as minmax, or format keep")
+    found = next((form for form in stored.forms if (form.format, form.group_size) == (entry.format, entry.group_size)), None)
+    if found is None:
+        held = ", ".join(f"{form.format} group {form.group_size}" for form in stored.forms)
+        reason = f"they fit {held}" if held else stored.reason
+        raise OptionError(
+            place,
+            f"rule {STORED}: {entry.format} group {entry.group_size} does not hold its {stored.method} codes ({reason})",
+            "Use a format that holds them, another rule, such as minmax, or format keep",
+        )
+    return found
 
 
 def summarize(entries: Sequence[LayerPlan], main: str, ratio_requested: float | None, bits_requested: float | None) -> Summary:

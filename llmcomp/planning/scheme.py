@@ -13,7 +13,11 @@ from llmcomp.graph.layer import Layer
 SOURCE_TYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 SEARCH, SCALE_ESTIMATION = "search", "scale_estimation"
 """Rules that every format has: several scales are tried for each group, and their errors weighed by the weights alone, or by the inputs."""
-FLOATS: dict[str, str | None] = {"keep": None, "fp16": "f16", "fp32": "f32"}
+STORED, ORDER = "stored", "order"
+"""The rule of layers that keep the codes, scales and zero points of the source: nothing is rounded. The part that says how columns are sorted."""
+NOT_SORTABLE = "its columns are in the order of activations, and not all that reads it is a matrix product"
+KEEP = "keep"
+FLOATS: dict[str, str | None] = {KEEP: None, "fp16": "f16", "fp32": "f32"}
 """Schemes that compress nothing: the source's own type, or a cast to an element type."""
 
 
@@ -31,11 +35,20 @@ class Scheme:
     """Of a low-rank correction that is computed beside the layer, which needs calibration; 0: none."""
     adapter_format: str = "int8_asym"
     """What the correction is stored in: a number format, one scale per channel, or one of FLOATS."""
+    scale_type: Literal["f16", "f32"] = "f16"
+    """Of the rule STORED: what holds its scales. All other scales are laid out as f16."""
+    sorted: bool = False
+    """Of the rule STORED: columns come in the order of their groups, and inputs are looked up in it."""
 
     @property
     def is_calibrated(self) -> bool:
         """Whether the layer is compressed with what its inputs look like."""
         return self.rule == SCALE_ESTIMATION or self.rounding == "gptq" or self.adapter_rank > 0
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the layer keeps the codes of the source."""
+        return self.rule == STORED
 
     @property
     def is_float(self) -> bool:
@@ -47,9 +60,10 @@ def float_type(layer: Layer, scheme: Scheme) -> str:
     return FLOATS[scheme.format] or SOURCE_TYPES[layer.dtype]
 
 
-def layer_parts(layer: Layer, scheme: Scheme, scale_type: str = "f16") -> tuple[Part, ...]:
+def layer_parts(layer: Layer, scheme: Scheme) -> tuple[Part, ...]:
     """The stored constants of a layer, in file order."""
-    return _parts(layer.shape, scheme.format, scheme.group_size, SOURCE_TYPES[layer.dtype], scale_type)
+    parts = _parts(layer.shape, scheme.format, scheme.group_size, SOURCE_TYPES[layer.dtype], scheme.scale_type)
+    return (*parts, Part(ORDER, "i32", (layer.shape[-1],), "scale")) if scheme.sorted else parts
 
 
 def _parts(shape: tuple[int, ...], name: str, group_size: int, source_type: str, scale_type: str) -> tuple[Part, ...]:
@@ -83,6 +97,11 @@ def nominal_bits(layer: Layer, name: str, group_size: int) -> float:
 def adaptable(layer: Layer) -> bool:
     """Whether a correction can be computed beside a layer: one MatMul reads it as a matrix."""
     return layer.ops == ("MatMul",) and len(layer.nodes) == 1 and len(layer.shape) == 2
+
+
+def sortable(layer: Layer) -> bool:
+    """Whether the inputs of a layer can be looked up in another order: MatMuls read it, as a matrix."""
+    return layer.ops == ("MatMul",) and len(layer.shape) == 2
 
 
 def adapters(layer: Layer, scheme: Scheme) -> tuple[tuple[Layer, Scheme], ...]:

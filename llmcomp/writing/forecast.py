@@ -14,6 +14,7 @@ from llmcomp.graph.model import ModelGraph, flat_rows
 from llmcomp.options import ExportOptions
 from llmcomp.planning import Scheme
 from llmcomp.writing.layout import Layout
+from llmcomp.writing.stored import stored_tile
 from llmcomp.writing.stream import SPARE_WORKERS, Quantizer, tile_rows
 
 TRACE_BYTES = 900 << 20
@@ -52,7 +53,7 @@ def total(found: Sequence[Forecast]) -> Forecast:
 
 def least_bytes(checkpoint: Checkpoint, options: ExportOptions) -> int:
     """A lower bound of the .bin from headers alone, for a check in the first second; the layout gives the exact figure later."""
-    fixed = {"fp32": 32, "fp16": 16, "int8": 8}
+    fixed = {"fp32": 32, "fp16": 16, "int8": 8, "keep": 2}
     bits = fixed.get(options.weight_format, 4)
     if formats.exists(options.weight_format):
         bits = formats.get(options.weight_format).bits
@@ -68,12 +69,17 @@ def forecast(graph: ModelGraph, schemes: Mapping[str, Scheme], layout: Layout, q
     for (scheme, width, _), layers in kinds.items():
         rows = min(tile_rows(width), flat_rows(layers[0]))
         widest = max(widest, rows * width)
-        w = graph.rows(layers[0], 0, rows)
         if not formats.exists(scheme.format):
             continue
-        quantize(layers[0], scheme, w, 0)
-        started = time.perf_counter()
-        quantize(layers[0], scheme, w, 0)
-        seconds += (time.perf_counter() - started) * sum(layer.size for layer in layers) / w.size / workers
+        w = graph.rows(layers[0], 0, rows)
+        for _ in range(2):
+            # The first compiles, or brings the pages into memory.
+            started = time.perf_counter()
+            if scheme.is_stored:
+                stored_tile(graph, layers[0], scheme, 0, rows)
+            else:
+                quantize(layers[0], scheme, w, 0)
+            taken = time.perf_counter() - started
+        seconds += taken * sum(layer.size for layer in layers) / w.size / workers
     memory = max(TRACE_BYTES + BASE_BYTES, BASE_BYTES + (workers + SPARE_WORKERS) * widest * TILE_FACTOR)
     return Forecast(layout.size, memory, seconds)

@@ -15,8 +15,8 @@ from llmcomp.formats import Node
 from llmcomp.graph.ir import IR
 from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph
-from llmcomp.planning import Scheme, adapters, layer_chain
-from llmcomp.writing.layout import GATHER_AXIS, Layout, Slot
+from llmcomp.planning import ORDER, Scheme, adapters, layer_chain
+from llmcomp.writing.layout import GATHER_AXIS, LAST_AXIS, Layout, Slot
 
 PRECISION = {"f16": "FP16", "f32": "FP32", "bf16": "BF16", "i64": "I64"}
 """How the IR spells types on ports, where it differs from upper case."""
@@ -36,8 +36,11 @@ def write_ir(
         ir.data(number)["offset"] = str(offset)
     for number, place in layout.inserted.items():
         _multiply_output(ir, number, place)
+    matmuls = {layer.name: [number for number, _ in graph.weight_readers(graph.sources[layer.name].layer_id)] for layer in graph.layers}
     for layer in graph.layers:
         _replace(ir, graph, layer, schemes[layer.name], layout, tail.get(layer.name))
+        if schemes[layer.name].sorted:
+            _sort_inputs(ir, matmuls[layer.name], layer, _constant_name(graph, layer), layout)
         pair = adapters(layer, schemes[layer.name])
         if pair:
             _correct(ir, graph, layer, pair, layout, tail)
@@ -89,6 +92,17 @@ def _correct(
     names, output = port.attrib.pop("names", None), ir.layers[total.layer].find("output/port")
     if names is not None and output is not None:
         output.set("names", names)
+
+
+def _sort_inputs(ir: IR, matmuls: Sequence[int], layer: Layer, name: str, layout: Layout) -> None:
+    """The MatMuls of a layer read their input in the order of its columns from now on."""
+    slot = layout.slots[layer.name, ORDER]
+    for matmul in matmuls:
+        x = _Output(*ir.inputs[matmul][0], "f32", _dimensions(ir.layers[matmul].findall("input/port")[0]))
+        order = _add_constant(ir, matmul, f"{name}/{ORDER}", "i32", slot.part.shape, slot.offset, slot.part.nbytes)
+        axis = _add_constant(ir, matmul, f"{name}/axis", "i64", (), layout.integers[LAST_AXIS], 8)
+        found = _add(ir, matmul, "Gather", "opset8", f"{ir.name(matmul)}/sorted", {"batch_dims": "0"}, [x, order, axis], "f32", x.shape)
+        ir.connect((found.layer, found.port), (matmul, 0))
 
 
 def _dimensions(port: ET.Element) -> tuple[int, ...]:

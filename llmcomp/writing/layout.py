@@ -23,6 +23,8 @@ ALIGN = 64
 
 GATHER_AXIS = (0,)
 """Along which a Gather in a chain looks up: a table has one axis only."""
+LAST_AXIS = (-1,)
+"""Along which inputs are sorted."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def make_layout(graph: ModelGraph, schemes: Mapping[str, Scheme], folds: Collect
     inserted = {fold.behind: (take(4 * fold.channels), 4 * fold.channels) for fold in folds if fold.behind is not None}
     integers: dict[tuple[int, ...], int] = {}
     for layer, scheme in matrices:
-        for values in chain_integers(layer_chain(layer, scheme)):
+        for values in (*chain_integers(layer_chain(layer, scheme)), *([LAST_AXIS] if scheme.sorted else [])):
             if values not in integers:
                 integers[values] = take(8 * len(values))
     return Layout(slots, constants, inserted, integers, -(-position // ALIGN) * ALIGN)

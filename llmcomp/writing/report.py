@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from llmcomp.graph.model import ModelGraph, unused_tensors
+from llmcomp.graph.stored import stored_methods
 from llmcomp.options import ExportOptions
 from llmcomp.planning import COMPRESSION_FIELDS, FLOATS, Plan, runs_packed
 from llmcomp.writing.fates import fallbacks, requests, tensor_fates
@@ -83,6 +84,7 @@ def make_report(
     return {
         "schema": SCHEMA,
         "source": graph.checkpoint.source,
+        "stored": stored_methods([one.graph for one in submodels]),
         "model_type": graph.skeleton.model_type,
         "task": graph.skeleton.task,
         "submodels": [one.told() for one in submodels],

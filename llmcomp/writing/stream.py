@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +29,14 @@ from llmcomp.formats.packing import bits as packing_bits
 from llmcomp.graph.factors import NO_FACTORS, Factors
 from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph, flat_rows
-from llmcomp.planning import Scheme, float_type, stored
+from llmcomp.graph.stored import stored_order
+from llmcomp.planning import Scheme, float_type, layer_parts, stored
 from llmcomp.planning.scheme import SOURCE_TYPES
 from llmcomp.writing.finite import NonFinite, non_finite_error
 from llmcomp.writing.journal import Journal, checksum
 from llmcomp.writing.layout import Layout, Slot, integer_bytes
 from llmcomp.writing.sampling import PLAIN, plain_squares, sampled
+from llmcomp.writing.stored import check_same, stored_constants, stored_tile
 
 TILE_WEIGHTS = 1 << 21
 """Weights per tile. Smaller ones would stay in a core's own cache, but then the threads wait for each other's Python between them: measured on
@@ -281,26 +283,29 @@ class BinWriter(AbstractContextManager["BinWriter"]):
     def _work(self, state: _Pending, tile: int, quantize: Quantizer, factors: Factors) -> tuple[_Pending, int]:
         layer, scheme = state.layer, state.scheme
         start, stop = self._span(state, tile)
-        w = self.graph.rows(layer, start, stop)
+        w = np.empty(0, np.float32) if scheme.is_stored else self.graph.rows(layer, start, stop)
         if scheme.is_float:
             self.check_finite(layer, w)
             if layer.name in factors:
                 w = factors.apply(layer.name, np.asarray(w, np.float32), range(start, stop))
             total = self._write_float(state, w, start)
         else:
-            fmt = formats.get(scheme.format)
-            result = quantize(layer, scheme, w, start)
-            if not result.finite:
-                self.check_finite(layer, w)
+            rows_of: Callable[[list[int]], NDArray[Any]] = w.__getitem__
+            if scheme.is_stored:
+                result, rows_of = self._stored(state, start, stop)
+            else:
+                result = quantize(layer, scheme, w, start)
+                if not result.finite:
+                    self.check_finite(layer, w)
             total = self._write_rows(layer, "codes", start, result.codes)
             if result.zero_point is not None:
                 total = self._write_rows(layer, "zero_point", start, result.zero_point, total)
-            self._sample_error(state, fmt, w, start, result, factors)
+            self._sample_error(state, start, stop, result, rows_of, factors)
             with self._lock:
                 state.scales[tile] = result.scale
         with self._lock:
             state.sums[tile] = total
-        return state, w.size
+        return state, (stop - start) * layer.shape[-1]
 
     def _write_float(self, state: _Pending, w: NDArray[Any], start: int) -> int:
         narrow = np.ascontiguousarray(_cast(w, float_type(state.layer, state.scheme), state.layer))
@@ -324,19 +329,36 @@ class BinWriter(AbstractContextManager["BinWriter"]):
         while len(view):
             view = view[file.write(view) :]
 
+    def _stored(self, state: _Pending, start: int, stop: int) -> tuple[TileResult, Callable[[list[int]], NDArray[Any]]]:
+        """Rows in the codes of the source, and what gives some of them decoded."""
+        layer, graph = state.layer, self.graph
+        result = stored_tile(graph, layer, state.scheme, start, stop)
+        if not result.finite:
+            self.check_finite(layer, graph.rows(layer, start, stop))
+        order = stored_order(graph, layer) if state.scheme.sorted else slice(None)
+        return result, lambda picked: np.concatenate([graph.rows(layer, start + row, start + row + 1)[:, order] for row in picked])
+
     def _sample_error(
-        self, state: _Pending, fmt: formats.Format, w: NDArray[Any], start: int, result: TileResult, factors: Factors
+        self,
+        state: _Pending,
+        start: int,
+        stop: int,
+        result: TileResult,
+        rows_of: Callable[[list[int]], NDArray[Any]],
+        factors: Factors,
     ) -> None:
-        numbers = sampled(flat_rows(state.layer), start, start + len(w))
+        """`rows_of` gives rows of the tile by their numbers in it."""
+        layer, scheme = state.layer, state.scheme
+        numbers = sampled(flat_rows(layer), start, stop)
         if not numbers:
             return
         picked = [number - start for number in numbers]
-        source = np.asarray(w[picked], np.float32)
-        rows = factors.apply(state.layer.name, source, numbers)
-        back = _decoded_rows(fmt, state.scheme.group_size, w.shape, result, picked, state.scheme.rule)
+        fmt, source = formats.get(scheme.format), np.asarray(rows_of(picked), np.float32)
+        rows = factors.apply(layer.name, source, numbers)
+        back = _decoded_rows(fmt, scheme.group_size, (stop - start, layer.shape[-1]), result, picked, scheme)
         found = float(np.square(rows - back, dtype=np.float64).sum()), float(np.square(rows, dtype=np.float64).sum())
-        is_plain = state.scheme.rule == PLAIN and state.layer.name not in factors
-        plain = found if is_plain else plain_squares(fmt, source, state.scheme.group_size)
+        is_plain = scheme.rule == PLAIN and layer.name not in factors
+        plain = found if is_plain else plain_squares(fmt, source, scheme.group_size)
         with self._lock:
             state.squared_error += found[0]
             state.squares += found[1]
@@ -345,14 +367,19 @@ class BinWriter(AbstractContextManager["BinWriter"]):
     def _finish_layer(self, state: _Pending) -> None:
         """Store the scales of a layer whose tiles are all written: f16 in place, f32 for the tail. Then it is on record."""
         layer = state.layer
-        scale_type, scale_sum = "f16", 0
+        scale_type: Literal["f16", "f32"] = "f16"
+        scale_sum = 0
         if state.scales:
             fmt = formats.get(state.scheme.format)
             scale = np.concatenate([state.scales[t] for t in range(state.tiles)])
             rule = state.scheme.rule
-            scale_type = formats.scale_type_needed(fmt.load_scale(fmt.store_scale(scale, "f32", rule)), top=fmt.top)
-            stored = {**fmt.store_scale(scale, scale_type, rule), **fmt.fixed()}
-            for part in formats.get(state.scheme.format).parts(layer.shape, state.scheme.group_size, scale_type):
+            if state.scheme.is_stored:
+                scale_type, stored = state.scheme.scale_type, stored_constants(self.graph, layer, state.scheme, scale)
+            else:
+                scale_type = formats.scale_type_needed(fmt.load_scale(fmt.store_scale(scale, "f32", rule)), top=fmt.top)
+                stored = fmt.store_scale(scale, scale_type, rule)
+            stored = {**stored, **fmt.fixed()}
+            for part in layer_parts(layer, replace(state.scheme, scale_type=scale_type)):
                 if part.name not in stored:
                     continue
                 data = pack(np.asarray(stored[part.name]), part.element_type)
@@ -366,6 +393,7 @@ class BinWriter(AbstractContextManager["BinWriter"]):
                     self._tail[layer.name] = scale
         error = state.squared_error / state.squares if state.squares else 0.0
         plain = float(state.plain[0] / state.plain[1]) if state.plain[1] else 0.0
+        check_same(layer, state.scheme, error)
         seconds = time.perf_counter() - state.started
         sums = [state.sums[t] for t in range(state.tiles)]
         self.outcomes[layer.name] = Outcome(
@@ -413,7 +441,7 @@ def _write_tail(
 
 
 def _decoded_rows(
-    fmt: formats.Format, group_size: int, shape: tuple[int, ...], result: TileResult, picked: list[int], rule: str
+    fmt: formats.Format, group_size: int, shape: tuple[int, ...], result: TileResult, picked: list[int], scheme: Scheme
 ) -> NDArray[np.float32]:
     """Some rows of a tile, from its packed codes back to weights."""
     width = shape[1]
@@ -429,9 +457,12 @@ def _decoded_rows(
     if result.zero_point is not None:
         zero_point = rows_of(result.zero_point, str(fmt.zero_point_type), width // grouped[-1]).reshape(per_group)
     codes = rows_of(result.codes, fmt.code_type, width).reshape(grouped)
-    return (
-        formats.CompressedWeight(fmt, (len(picked), width), group_size, codes, result.scale[picked], zero_point, rule).stored().dequantize()
-    )
+    if scheme.is_stored:
+        # Its scales are those that are written, whatever they are stored in.
+        values = fmt.decode(formats.NUMPY, formats.NUMPY.numbers(codes, fmt.code_type), result.scale[picked], zero_point)
+        return np.asarray(values, np.float32).reshape(len(picked), width)
+    weight = formats.CompressedWeight(fmt, (len(picked), width), group_size, codes, result.scale[picked], zero_point, scheme.rule)
+    return weight.stored().dequantize()
 
 
 def _write_constants(path: Path, graph: ModelGraph, layout: Layout, factors: Factors) -> None:

@@ -57,6 +57,7 @@ class Awq(Encoding):
 
 class _Matrix(Grouped):
     turned = True
+    span = (0, 15)
 
     def __init__(self, name: str, shape: tuple[int, ...], parts: list[TensorInfo], group: NDArray[np.int64]) -> None:
         super().__init__(name, shape, parts, group)

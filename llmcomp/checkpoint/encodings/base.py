@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcomp.checkpoint.checkpoint import TensorInfo
+from llmcomp.checkpoint.encoded import Encoded
 from llmcomp.checkpoint.mapped import read_ahead
 from llmcomp.checkpoint.stored import stored_array
 from llmcomp.errors import CheckpointError
@@ -24,9 +25,10 @@ LOOKED_AT = 1 << 22
 MAX_GROUP = 1 << 30
 
 Rows = slice | NDArray[np.int64]
+ALL = slice(None)
 
 
-class DecodedTensor(ABC):
+class DecodedTensor(Encoded):
     """A matrix (out, in) of the plain architecture, or a stack of matrices, made of its stored parts whenever somebody looks; float32."""
 
     turned: ClassVar[bool] = False

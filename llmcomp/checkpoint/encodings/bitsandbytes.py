@@ -8,7 +8,7 @@ weight.absmax                            F32 (runs)        what a run of `blocks
 weight.quant_state.bitsandbytes__nf4     U8                JSON: quant_type, blocksize, shape, and of what is nested
   where absmax is U8, it is itself nested_quant_map[absmax] · nested_absmax[run // nested_blocksize] + nested_offset
 
-Of 8 bits: weight I8 (out, in), SCB F32 (out), and w = code · SCB / 127.
+Of 8 bits: weight I8 (out, in), SCB F32 (out), and w = code · (SCB / 127), the quotient rounded to float32.
 
 Source: Dettmers et al. 2023 (arXiv 2305.14314) and 2022 (arXiv 2208.07339), and the `QuantState` of the library.
 """
@@ -18,12 +18,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmcomp.checkpoint.checkpoint import TensorInfo
+from llmcomp.checkpoint.encoded import Form, Held, Lines, held, run_length
 from llmcomp.checkpoint.encodings.base import (
     MAX_GROUP,
     DecodedTensor,
@@ -38,6 +40,9 @@ from llmcomp.checkpoint.encodings.base import (
 )
 from llmcomp.checkpoint.mapped import map_bytes
 from llmcomp.checkpoint.stored import stored_array
+from llmcomp.errors import OptionError
+from llmcomp.formats import nf4
+from llmcomp.formats.codebook import make_codebook
 
 STATE = ".quant_state.bitsandbytes__"
 TYPES = ("nf4", "fp4")
@@ -99,9 +104,17 @@ class _Bytes(DecodedTensor):
         self.stored = parts
 
     def decode(self, index: int | None, rows: Rows, columns: slice) -> NDArray[np.float32]:
-        # In float64 the product is exact, and what is stored of the quotient rounds once.
-        scale = stored_array(self.stored[1]).reshape(-1)[rows].astype(np.float64)
-        return (stored_array(self.stored[0])[rows, columns] * scale[:, None] / 127).astype(np.float32)
+        return stored_array(self.stored[0])[rows, columns] * self._scale()[rows, None]
+
+    @cached_property
+    def held(self) -> Held:
+        return held(["int8_sym"], -1, self._scale())
+
+    def lines(self, form: Form, index: int | None, start: int, stop: int) -> Lines:
+        return Lines(stored_array(self.stored[0])[start:stop], self._scale()[start:stop, None])
+
+    def _scale(self) -> NDArray[np.float32]:
+        return np.divide(stored_array(self.stored[1]).reshape(-1), np.float32(127), dtype=np.float32)
 
 
 class _Runs(DecodedTensor):
@@ -119,9 +132,7 @@ class _Runs(DecodedTensor):
 
     def decode(self, index: int | None, rows: Rows, columns: slice) -> NDArray[np.float32]:
         out, width = self.info.shape
-        codes = map_bytes(self.info.file, self.info.begin, self.info.end, private=False).reshape(out, width // 2)[rows]
-        pairs = np.stack([codes >> 4, codes & 15], axis=-1).reshape(len(codes), width)[:, columns]
-        values: NDArray[np.float32] = stored_array(self.stored[2])[pairs]
+        values: NDArray[np.float32] = stored_array(self.stored[2])[self._codes(rows)[:, columns]]
         first, last, _ = columns.indices(width)
         numbers = np.arange(out)[rows]
         if width % self.size == 0:
@@ -133,13 +144,41 @@ class _Runs(DecodedTensor):
         values *= factors
         return values
 
+    def _codes(self, rows: Rows) -> NDArray[np.uint8]:
+        out, width = self.info.shape
+        pairs = map_bytes(self.info.file, self.info.begin, self.info.end, private=False).reshape(out, width // 2)[rows]
+        return np.stack([pairs >> 4, pairs & 15], axis=-1).reshape(len(pairs), width)
+
+    @cached_property
+    def held(self) -> Held:
+        out, width = self.info.shape
+        size = run_length(np.arange(width) // math.gcd(width, self.size))
+        if size is None:
+            return Held((), f"runs of {self.size} weights begin and end in the middle of rows of {width}")
+        table = stored_array(self.stored[2])
+        try:
+            name = "nf4" if np.array_equal(table, np.asarray(nf4.LEVELS, np.float32)) else make_codebook(np.unique(table)).name
+        except OptionError as error:
+            return Held((), f"its table of values is none of ours: {error.reason}")
+        return held([name], size, self._factors(np.arange(-(-out * width // self.size))))
+
+    def lines(self, form: Form, index: int | None, start: int, stop: int) -> Lines:
+        width, codes = self.info.shape[1], self._codes(slice(start, stop))
+        if form.format != "nf4":
+            table = stored_array(self.stored[2])
+            # Of equal values, such as both zeros, one is left.
+            codes = np.searchsorted(np.unique(table), table).astype(np.uint8)[codes]
+        firsts = np.arange(0, width, width if form.group_size == -1 else form.group_size)
+        return Lines(codes, self._factors((np.arange(start, stop)[:, None] * width + firsts) // self.size))
+
     def _factors(self, runs: NDArray[np.int64]) -> NDArray[np.float32]:
         """What the elements of these runs are multiplied by."""
         found = stored_array(self.stored[1])[runs]
         if self.nested is None:
             return found
         second, values = (stored_array(one) for one in self.nested)
-        return values[found] * second[runs // self.state["nested_blocksize"]] + np.float32(self.state["nested_offset"])
+        with np.errstate(over="ignore", invalid="ignore"):
+            return values[found] * second[runs // self.state["nested_blocksize"]] + np.float32(self.state["nested_offset"])
 
 
 def _state(info: TensorInfo) -> dict[str, Any]:

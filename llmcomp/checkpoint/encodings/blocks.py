@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import ml_dtypes
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcomp.checkpoint.checkpoint import TensorInfo
+from llmcomp.checkpoint.encoded import Form, Held, Lines, held, run_length
 from llmcomp.checkpoint.encodings.base import DecodedTensor, Rows
 from llmcomp.checkpoint.stored import stored_array
 
@@ -40,6 +42,23 @@ class BlockScaled(DecodedTensor):
         values = _floats(codes[rows, columns])
         values *= spread
         return values
+
+    @cached_property
+    def held(self) -> Held:
+        size = run_length(np.arange(self.info.shape[-1]) // self.block[1])
+        if size is None:
+            return Held((), f"blocks of {self.block[1]} columns are no runs of a power of two in rows of {self.info.shape[-1]}")
+        return held(["fp8_e4m3" if self.codes.dtype == "F8_E4M3" else "int8_sym"], size, stored_array(self.scale))
+
+    def lines(self, form: Form, index: int | None, start: int, stop: int) -> Lines:
+        codes, scale = stored_array(self.codes), stored_array(self.scale).reshape(grid(self.info.shape, self.block))
+        if index is not None:
+            codes, scale = codes[index], scale[index]
+        width = self.info.shape[-1]
+        columns = np.arange(0, width, width if form.group_size == -1 else form.group_size) // self.block[1]
+        rows = np.arange(start, stop) // self.block[0]
+        kept = codes[start:stop]
+        return Lines(kept.view(np.uint8) if form.format == "fp8_e4m3" else kept, scale[rows][:, columns].astype(np.float32))
 
 
 E4M3 = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)

@@ -7,6 +7,8 @@ weight_scale        float (out, groups), (out, 1), (1) or (ceil(out / rows), cei
 weight_zero_point   I8, of the shape of the scales; I32 (ceil(out · bits / 32), groups) where it is packed, down the columns
 weight_g_idx        I32 (in)                          the group of each input; -1 in all of it where they are in order
 
+Of NVFP4 (nvfp4-pack-quantized) weight_packed is U8 (out, in / 2), weight_scale F8_E4M3 (out, in / 16), and weight_global_scale F32 (1) divides.
+
 A layer's config group is the one whose shapes its tensors have, so that the classes of modules that `targets` names need not be known;
 what `ignore` lists is stored plain.
 
@@ -40,6 +42,7 @@ from llmcomp.checkpoint.encodings.base import (
 )
 from llmcomp.checkpoint.encodings.blocks import BlockScaled, grid
 from llmcomp.checkpoint.encodings.groups import Grouped, codes_at, first_codes, in_order
+from llmcomp.checkpoint.encodings.two_scales import SIZE, TwoScales
 from llmcomp.checkpoint.stored import stored_array
 
 PACKED, WEIGHT, SCALE, ZERO, SHAPE, ORDER = (
@@ -50,10 +53,11 @@ PACKED, WEIGHT, SCALE, ZERO, SHAPE, ORDER = (
     ".weight_shape",
     ".weight_g_idx",
 )
+SECOND = ".weight_global_scale"
 UNUSED = (".input_scale", ".input_zero_point", ".input_global_scale", ".output_scale", ".output_zero_point")
 """Of activations, which a weight is not made of."""
-FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
-STRATEGIES = ("tensor", "channel", "group", "block")
+FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized")
+STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ class Scheme:
 
 class CompressedTensors(Encoding):
     methods = ("compressed-tensors",)
-    suffixes = (PACKED, SHAPE, ORDER)
+    suffixes = (PACKED, SHAPE, ORDER, SECOND)
 
     def __init__(self, settings: Mapping[str, Any], config: Path) -> None:
         super().__init__(settings, config)
@@ -105,19 +109,26 @@ class CompressedTensors(Encoding):
         strategy = weights.get("strategy")
         if strategy is None:
             strategy = "tensor" if size is None else "channel" if size == -1 else "group"
-        if kind not in ("int", "float") or type(bits) is not int or not (2 <= bits <= 8 if kind == "int" else bits == 8):
-            raise self.refused(f"weights of type {shown(kind)} with num_bits {shown(bits)} are not read, only int of 2 to 8 and float of 8")
+        if kind not in ("int", "float") or type(bits) is not int or not (2 <= bits <= 8 if kind == "int" else bits in (4, 8)):
+            raise self.refused(
+                f"weights of type {shown(kind)} with num_bits {shown(bits)} are not read, only int of 2 to 8 and float of 4 and 8"
+            )
+        if (strategy == "tensor_group") != (kind == "float" and bits == 4):
+            raise self.refused(f"weights of type {shown(kind)} with num_bits {bits} by strategy {shown(strategy)} are not read")
         if strategy not in STRATEGIES:
             raise self.refused(f"strategy {shown(strategy)} is not read, only {', '.join(STRATEGIES)}")
-        sizes = [1, size] if strategy == "group" else block if strategy == "block" else [1, 1]
+        sizes = [1, size] if strategy in ("group", "tensor_group") else block if strategy == "block" else [1, 1]
         if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(n) is int and 0 < n <= MAX_GROUP for n in sizes):
             raise self.refused(f"group_size {shown(size)} with block_structure {shown(block)} are no sizes of strategy {strategy}")
         return Scheme(kind, bits, weights.get("symmetric") is not False, strategy, (sizes[0], sizes[1]))
 
     def decoded(self, tensors: Mapping[str, TensorInfo]) -> dict[str, DecodedTensor]:
         found: dict[str, DecodedTensor] = {}
+        two = any(scheme.strategy == "tensor_group" for scheme in self.schemes)
         for name, info in tensors.items():
-            if name.endswith(PACKED):
+            if name.endswith(PACKED) and info.dtype == "U8" and two:
+                found[name.removesuffix(PACKED) + WEIGHT] = self._two_scales(name.removesuffix(PACKED), info, tensors)
+            elif name.endswith(PACKED):
                 stem = name.removesuffix(PACKED)
                 check_matrix(check(info, ("I32",)))
                 shape = self._shape(info, part(tensors, stem + SHAPE, info, ("I64", "I32"), (2,)))
@@ -127,6 +138,13 @@ class CompressedTensors(Encoding):
                 kind = "int" if info.dtype == "I8" else "float"
                 found[name] = self._matrix(name.removesuffix(WEIGHT), info, info.shape, kind, tensors)
         return found
+
+    def _two_scales(self, stem: str, codes: TensorInfo, tensors: Mapping[str, TensorInfo]) -> DecodedTensor:
+        if not any(scheme.strategy == "tensor_group" and scheme.size == (1, SIZE) for scheme in self.schemes):
+            raise wrong(codes, f"none of the config_groups stores floats of 4 bits in groups of {SIZE}")
+        scale, second = part(tensors, stem + SCALE, codes, ("F8_E4M3",)), part(tensors, stem + SECOND, codes, ("F32",))
+        unused = [tensors[stem + end] for end in UNUSED if stem + end in tensors]
+        return TwoScales(stem + WEIGHT, codes, scale, second, True, unused)
 
     def _shape(self, codes: TensorInfo, info: TensorInfo) -> tuple[int, ...]:
         out, width = (int(n) for n in stored_array(info))
@@ -191,6 +209,7 @@ class _Integers(Grouped):
         self.stored, self.scale, self.zero = codes, scale, zero
         self.bits = bits
         """None where a code is a byte."""
+        self.span = (-128, 127) if bits is None else (0, (1 << bits) - 1)
 
     def codes(self, rows: Rows, columns: slice) -> NDArray[Any]:
         found = stored_array(self.stored)[rows]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import pkgutil
 from collections.abc import Mapping
 from functools import cache
@@ -15,6 +16,8 @@ from llmcomp.errors import CheckpointError
 
 KEYS = ("quantization_config", "compression_config")
 """Where a config.json tells it; the second is an older spelling of compressed-tensors."""
+BESIDE = "hf_quant_config.json"
+"""Where Model Optimizer tells it if config.json does not."""
 NESTED = "text_config"
 """Composite architectures may tell it of their language model only."""
 
@@ -32,7 +35,7 @@ def find(config: Mapping[str, Any], file: Path) -> Encoding | None:
     Raises:
         CheckpointError: it is none that is read, or a variant that is not.
     """
-    settings = _settings(config)
+    settings = _settings(config) or _beside(file.parent / BESIDE)
     if not settings:
         return None
     method, known = _method(settings), _encodings()
@@ -66,6 +69,8 @@ def plain_tensors(encoding: Encoding, stored: Mapping[str, TensorInfo]) -> tuple
             f"its weights are already quantized with {encoding.methods[0]}, it says, and no tensor is stored so",
             "Remove quantization_config if the weights are float, else download the checkpoint again",
         )
+    for tensor in decoded.values():
+        tensor.method = encoding.methods[0]
     home = {name: plain for plain, tensor in decoded.items() for name in tensor.parts}
     tensors: dict[str, TensorInfo] = {}
     for name, info in stored.items():
@@ -85,6 +90,17 @@ def _settings(config: Mapping[str, Any]) -> Any:
     nested = config.get(NESTED)
     places = [config, *([nested] if isinstance(nested, dict) else [])]
     return next((place[key] for place in places for key in KEYS if place.get(key)), None)
+
+
+def _beside(file: Path) -> Any:
+    """Settings that stand in a file of their own."""
+    if not file.is_file():
+        return None
+    try:
+        told = json.loads(file.read_text(encoding="utf8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(str(file), f"it is not JSON ({error})", "Download or copy the file again") from None
+    return {"quant_method": "modelopt", **told} if isinstance(told, dict) and told.get("quantization") else None
 
 
 def _method(settings: Any) -> str:

@@ -97,6 +97,7 @@ class _Matrix(Grouped):
     def __init__(self, name: str, shape: tuple[int, ...], parts: list[TensorInfo], group: NDArray[np.int64], bits: int, less: int) -> None:
         super().__init__(name, shape, parts, group)
         self.stored, self.bits, self.less = parts, bits, less
+        self.span = (0, (1 << bits) - 1)
 
     def codes(self, rows: Rows, columns: slice) -> NDArray[Any]:
         return first_codes(stored_array(self.stored[0])[:, rows].T, self.bits, self.info.shape[1])[:, columns]

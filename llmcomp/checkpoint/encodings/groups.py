@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 
 from llmcomp import formats
 from llmcomp.checkpoint.checkpoint import TensorInfo
-from llmcomp.checkpoint.encodings.base import DecodedTensor, Rows
+from llmcomp.checkpoint.encoded import LEAST_RUN, Form, Held, Lines, held, integer_formats, integer_lines, run_length
+from llmcomp.checkpoint.encodings.base import ALL, DecodedTensor, Rows
 
 
 class Grouped(DecodedTensor):
@@ -24,6 +26,9 @@ class Grouped(DecodedTensor):
         super().__init__(name, shape, parts)
         self.group = group
         """Of each column."""
+
+    span: tuple[int, int]
+    """The least and the largest code that can be stored."""
 
     @abstractmethod
     def codes(self, rows: Rows, columns: slice) -> NDArray[Any]:
@@ -45,6 +50,29 @@ class Grouped(DecodedTensor):
             values -= self._spread(zeros, group)
         values *= self._spread(self.scales(rows), group)
         return values
+
+    @cached_property
+    def held(self) -> Held:
+        size, is_sorted = run_length(self.group), False
+        if size is None:
+            size, is_sorted = run_length(self.group[self.order]), True
+        if size is None:
+            return Held((), f"fewer than {LEAST_RUN} columns share a scale")
+        names = integer_formats(*self.span, self.zeros(ALL))
+        return held(names, size, self.scales(ALL), is_sorted) if names else Held((), "its zero points are beyond its codes")
+
+    @cached_property
+    def order(self) -> NDArray[np.int64]:
+        return np.argsort(self.group, kind="stable")
+
+    def lines(self, form: Form, index: int | None, start: int, stop: int) -> Lines:
+        rows, group = slice(start, stop), self.group[self.order] if form.sorted else self.group
+        codes, zeros, scales = self.codes(rows, ALL), self.zeros(rows), self.scales(rows)
+        codes = codes[:, self.order] if form.sorted else codes
+        groups = group[:1] if form.group_size == -1 else group[:: form.group_size]
+        per_group = (len(codes), len(groups))
+        scale = np.broadcast_to(scales if scales.shape[1] == 1 else scales[:, groups], per_group)
+        return integer_lines(form.format, codes, self.span[0], scale, zeros if zeros is None or zeros.shape[1] == 1 else zeros[:, groups])
 
     def _spread(self, values: NDArray[Any], group: NDArray[np.int64]) -> NDArray[np.float32]:
         wide = np.ascontiguousarray(values, np.float32)

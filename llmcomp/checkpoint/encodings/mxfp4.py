@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from llmcomp import formats
 from llmcomp.checkpoint.checkpoint import TensorInfo
+from llmcomp.checkpoint.encoded import Form, Held, Lines
 from llmcomp.checkpoint.encodings.base import LOOKED_AT, DecodedTensor, Encoding, Rows, check, part, wrong
 from llmcomp.checkpoint.stored import stored_array
 
@@ -45,6 +46,9 @@ class Mxfp4(Encoding):
 
 
 class _Stack(DecodedTensor):
+    crosswise = True
+    held = Held((Form("mxfp4", SIZE, "f32"),))
+
     def __init__(self, name: str, blocks: TensorInfo, scales: TensorInfo) -> None:
         experts, out, groups, _ = blocks.shape
         super().__init__(name, (experts, groups * SIZE, out), (blocks, scales))
@@ -53,9 +57,17 @@ class _Stack(DecodedTensor):
     def decode(self, index: int | None, rows: Rows, columns: slice) -> NDArray[np.float32]:
         assert index is not None
         blocks, scales = stored_array(self.blocks)[index, columns], stored_array(self.scales)[index, columns]
-        fmt = formats.get("mxfp4")
-        codes = formats.unpack(np.ascontiguousarray(blocks).reshape(-1), "f4e2m1", (*blocks.shape[:2], SIZE))
-        scale = np.where(scales == NAN, np.float32(np.nan), fmt.load_scale({"scale": scales}))
-        values = fmt.decode(formats.NUMPY, codes, scale[..., None])
+        codes, scale = _unpacked(blocks, scales)
+        values = formats.get("mxfp4").decode(formats.NUMPY, codes, scale[..., None])
         turned: NDArray[np.float32] = values.reshape(len(blocks), self.info.shape[1]).T[rows]
         return turned
+
+    def lines(self, form: Form, index: int | None, start: int, stop: int) -> Lines:
+        codes, scale = _unpacked(stored_array(self.blocks)[index, start:stop], stored_array(self.scales)[index, start:stop])
+        return Lines(codes.reshape(len(codes), -1), scale)
+
+
+def _unpacked(blocks: NDArray[np.uint8], scales: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """(codes [rows, groups, SIZE], scales [rows, groups])"""
+    codes = formats.unpack(np.ascontiguousarray(blocks).reshape(-1), "f4e2m1", (*blocks.shape[:2], SIZE))
+    return codes, np.where(scales == NAN, np.float32(np.nan), formats.get("mxfp4").load_scale({"scale": scales}))

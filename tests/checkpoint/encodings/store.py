@@ -11,9 +11,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from llmcomp import checkpoint
+from llmcomp import checkpoint, formats
 from llmcomp.checkpoint import Checkpoint
+from llmcomp.checkpoint.encoded import Encoded, Form, Lines
 from llmcomp.errors import CheckpointError
+from llmcomp.formats.nvfp4 import NvFp4
 
 KINDS = {
     "float32": "F32",
@@ -75,6 +77,39 @@ def check_decoded(opened: Checkpoint, wanted: dict[str, np.ndarray]) -> None:
         matrix, index = (values, None) if values.ndim == 2 else (values[-1], count - 1)
         rows, columns = slice(1, math.ceil(matrix.shape[0] / 2)), slice(matrix.shape[1] // 3, matrix.shape[1] - 1)
         np.testing.assert_array_equal(opened.window(name, index, rows, columns), matrix[rows, columns])
+        check_held(opened.encoded(name), values)
+
+
+def check_held(encoded: Encoded | None, values: np.ndarray) -> None:
+    """In each of its forms the tensor's lines are its values to the bit, whichever of them are asked for."""
+    assert encoded is not None and encoded.method and bool(encoded.held.forms) != bool(encoded.held.reason)
+    for form in encoded.held.forms:
+        for index in (None,) if values.ndim == 2 else range(len(values)):
+            wanted = values if index is None else values[index]
+            wanted = wanted.T if encoded.crosswise else wanted
+            for start, stop in ((0, len(wanted)), (len(wanted) // 2, len(wanted) - 1)):
+                found = weight_of(form, encoded.lines(form, index, start, stop), encoded.second)
+                if form.sorted:
+                    found[:, encoded.order] = found.copy()
+                np.testing.assert_array_equal(found, wanted[start:stop])
+
+
+def weight_of(form: Form, lines: Lines, second: float = 1.0) -> np.ndarray:
+    """What codes in a form stand for, its scales as they are stored, by the format's own decoder. `second` is the scale of NVFP4's scales."""
+    fmt, shape = formats.get(form.format), lines.codes.shape
+    grouped = formats.grouped_shape(shape, form.group_size)
+    # As their types hold them.
+    assert formats.pack(lines.codes, fmt.code_type).size == formats.packed_bytes(shape, fmt.code_type)
+    codes = formats.unpack(formats.pack(lines.codes, fmt.code_type), fmt.code_type, grouped)
+    scale = lines.scale.astype(np.float16) if form.scale_type == "f16" else lines.scale
+    if isinstance(fmt, NvFp4):
+        scale = fmt.load_scale(fmt.store_under(scale[..., None], second))[..., 0]
+    zeros = None
+    if lines.zero_point is not None:
+        kind = str(fmt.zero_point_type)
+        zeros = formats.unpack(formats.pack(lines.zero_point, kind), kind, lines.scale.shape).reshape(*grouped[:-1], 1)
+    numbers = formats.NUMPY.numbers(codes, fmt.code_type)
+    return np.asarray(fmt.decode(formats.NUMPY, numbers, np.float32(scale).reshape(*grouped[:-1], 1), zeros), np.float32).reshape(shape)
 
 
 def refused(folder: Path, words: str) -> None:

@@ -68,7 +68,7 @@ def eight() -> dict[str, np.ndarray]:
 def test_eight_bits(tmp_path: Path, layout: bool) -> None:
     parts = eight()
     codes, scale = parts.values()
-    weight = np.array([[float(codes[o, i]) * float(scale[o]) / 127 for i in range(64)] for o in range(20)]).astype(np.float32)
+    weight = np.array([[np.float32(codes[o, i]) * (scale[o] / np.float32(127)) for i in range(64)] for o in range(20)])
     if layout:
         parts[X.replace("weight", "weight_format")] = np.zeros((), np.uint8)
     check_decoded(checkpoint.open(stored(tmp_path, EIGHT, parts)), {X: weight})

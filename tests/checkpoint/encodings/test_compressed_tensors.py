@@ -152,7 +152,6 @@ def only(**weights: Any) -> dict[str, Any]:
 
 
 DAMAGE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "another format": ({"format": "nvfp4-pack-quantized"}, {}, "format 'nvfp4-pack-quantized' is not read"),
     "Marlin": ({"format": "marlin-24"}, {}, "format 'marlin-24' is not read"),
     "another format of a group": ({"config_groups": {"a": {**GROUPS["group_0"], "format": "mxfp4-pack-quantized"}}}, {}, "mxfp4-pack"),
     "sparse": ({"sparsity_config": {"format": "sparse-24-bitmask"}}, {}, "sparse weights"),

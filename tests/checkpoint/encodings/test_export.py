@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ def mxfp4(name: str, weight: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndar
     return {part.replace(test_mxfp4.X, name): stored for part, stored in parts.items()}, values
 
 
-KINDS = {
+Kinds = dict[str, tuple[Callable[[str, np.ndarray], tuple[dict[str, np.ndarray], np.ndarray]], Any]]
+KINDS: Kinds = {
     "fp8": (fp8, test_fp8.SETTINGS),
     "gptq": (gptq, test_gptq.settings()),
     "compressed-tensors": (compressed, test_compressed_tensors.settings(test_compressed_tensors.scheme(symmetric=False))),
@@ -64,9 +66,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMCOMP_CACHE", str(tmp_path / "cache"))
 
 
-def made(folder: Path, kind: str) -> tuple[Path, Path]:
+def made(folder: Path, kind: str, kinds: Kinds = KINDS) -> tuple[Path, Path]:
     """(a checkpoint that is stored so, the float checkpoint of the same weights): a tiny llama, and a mixture where that is its kind."""
-    encode, settings = KINDS[kind]
+    encode, settings = kinds[kind]
     plain, encoded = folder / "plain", folder / "encoded"
     if kind in MIXTURES:
         architectures.save(MIXTURES[kind], plain)

@@ -12,7 +12,16 @@ import pytest
 
 from llmcomp import checkpoint
 from llmcomp.errors import CheckpointError
-from tests.checkpoint.encodings import test_awq, test_bitsandbytes, test_compressed_tensors, test_fp8, test_gptq, test_mxfp4
+from tests.checkpoint.encodings import (
+    test_auto_round,
+    test_awq,
+    test_bitsandbytes,
+    test_compressed_tensors,
+    test_fp8,
+    test_gptq,
+    test_modelopt,
+    test_mxfp4,
+)
 from tests.checkpoint.encodings.store import stored
 
 GOOD: dict[str, tuple[dict[str, Any], dict[str, np.ndarray]]] = {
@@ -26,6 +35,9 @@ GOOD: dict[str, tuple[dict[str, Any], dict[str, np.ndarray]]] = {
     "fp8": (test_fp8.SETTINGS, test_fp8.GOOD),
     "gptq": (test_gptq.settings(), test_gptq.GOOD),
     "mxfp4": (test_mxfp4.SETTINGS, test_mxfp4.GOOD),
+    "modelopt": (test_modelopt.SETTINGS, test_modelopt.GOOD),
+    "nvfp4 of compressed-tensors": (test_modelopt.COMPRESSED, test_modelopt.made(20, 96, True)[0]),
+    "auto-round": (test_auto_round.settings("auto_round:auto_gptq"), test_gptq.GOOD),
 }
 JUNK: tuple[Any, ...] = (None, True, -1, 0, 1, 3, 16, 1 << 70, 0.5, "", "gptq", "\x1b[2J", [], [1, 2], [[], {}], {}, {"a": 1}, "x" * 10_000)
 KINDS = (np.float32, np.float16, np.int8, np.uint8, np.int32, np.int64, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.bfloat16)
@@ -73,6 +85,10 @@ def test_nothing_else_comes_out(tmp_path: Path, kind: str) -> None:
                 warnings.simplefilter("error")
                 for name in opened.tensors:
                     opened.read(name)
+                    encoded = opened.encoded(name)
+                    for form in encoded.held.forms if encoded is not None else ():
+                        lines = encoded.lines(form, 0 if len(opened.tensors[name].shape) == 3 else None, 0, 1)
+                        assert lines.codes.shape[0] == lines.scale.shape[0] == 1
         except CheckpointError as error:
             assert len(str(error)) < 1000 and str(error).isprintable()
             refused += 1
