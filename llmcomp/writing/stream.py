@@ -357,7 +357,7 @@ class BinWriter(AbstractContextManager["BinWriter"]):
         rows = factors.apply(layer.name, source, numbers)
         back = _decoded_rows(fmt, scheme.group_size, (stop - start, layer.shape[-1]), result, picked, scheme)
         found = float(np.square(rows - back, dtype=np.float64).sum()), float(np.square(rows, dtype=np.float64).sum())
-        is_plain = scheme.rule == PLAIN and layer.name not in factors
+        is_plain = scheme.is_stored or (scheme.rule == PLAIN and layer.name not in factors)
         plain = found if is_plain else plain_squares(fmt, source, scheme.group_size)
         with self._lock:
             state.squared_error += found[0]
