@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcomp.errors import LlmcompError
-from llmcomp.formats.array import F16_MAX, NUMPY
+from llmcomp.formats.array import EPS, F16_MAX, NUMPY
 from llmcomp.formats.format import Format, grouped_shape
 from llmcomp.formats.packing import pack
 
@@ -105,6 +105,17 @@ def quantize(
     codes = NUMPY.codes(fmt.encode(NUMPY, wide, **ranges), fmt.code_type)
     zeros = NUMPY.codes(ranges["zero_point"], str(fmt.zero_point_type)) if "zero_point" in ranges else None
     return CompressedWeight(fmt, tuple(w.shape), group_size, codes, ranges["scale"], zeros, rule)
+
+
+def faded(w: NDArray[np.float32], scale: NDArray[np.float32], group_size: int) -> NDArray[np.bool_]:
+    """[rows, groups]: groups of w [rows, in] that are not all zero and have the least scale that a rule gives, EPS, or less.
+
+    Weights below half of it are zeros then, whatever the format.
+    """
+    least = np.abs(scale).reshape(len(w), -1) <= np.float32(EPS)
+    if least.any():
+        least &= w.reshape(grouped_shape(w.shape, group_size)).any(-1).reshape(least.shape)
+    return least
 
 
 def scale_type_needed(scale: NDArray[np.float32], live: NDArray[np.bool_] | None = None, top: float = 1.0) -> str:

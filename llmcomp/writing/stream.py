@@ -23,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcomp import formats
-from llmcomp.errors import NonFiniteWeightError
+from llmcomp.errors import NonFiniteWeightError, PrecisionError
 from llmcomp.formats import Part, pack, unpack
+from llmcomp.formats.array import EPS
 from llmcomp.formats.packing import bits as packing_bits
 from llmcomp.graph.factors import NO_FACTORS, Factors
 from llmcomp.graph.layer import Layer
@@ -81,6 +82,10 @@ class Outcome:
     """Checksum of each tile's codes and zero points (or kept bytes), in row order."""
     scale_sum: int = 0
     rows_per_tile: int = 0
+    faded: int = 0
+    """Groups that are not all zero and whose weights are below the least step of a scale, or nearly."""
+    lost: float = 0.0
+    """The part of `error` that such groups have; not of a layer that was compressed elsewhere."""
 
 
 @dataclass
@@ -95,6 +100,8 @@ class _Pending:
     scales: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     squares: float = 0.0
     squared_error: float = 0.0
+    faded: int = 0
+    faded_error: float = 0.0
 
 
 def tile_rows(width: int) -> int:
@@ -193,6 +200,7 @@ class BinWriter(AbstractContextManager["BinWriter"]):
 
         Raises:
             NonFiniteWeightError: a weight holds NaN or Inf.
+            PrecisionError: a weight, times its factors, is beyond float32.
         """
         pending: set[Future[tuple[_Pending, int]]] = set()
 
@@ -225,7 +233,11 @@ class BinWriter(AbstractContextManager["BinWriter"]):
             raise non_finite_error(self.graph, layer, self.non_finite, tile_rows(layer.shape[-1]))
 
     def put(self, layer: Layer, weight: formats.CompressedWeight | NDArray[Any], error: float, seconds: float) -> None:
-        """Write a layer that is compressed already, its scale in f32, or rows [R, in] of one that stays float. `error` as in Outcome."""
+        """Write a layer that is compressed already, its scale in f32, or rows [R, in] of one that stays float. `error` as in Outcome.
+
+        Raises:
+            PrecisionError: its weights are beyond float32.
+        """
         rows = tile_rows(layer.shape[-1])
         scheme = self.schemes[layer.name]
         if isinstance(weight, formats.CompressedWeight):
@@ -289,8 +301,13 @@ class BinWriter(AbstractContextManager["BinWriter"]):
             if result.zero_point is not None:
                 total = self._write_rows(layer, "zero_point", start, result.zero_point, total)
             self._sample_error(state, fmt, w, start, result, factors)
+            gone = 0
+            if (np.abs(result.scale) <= EPS).any():
+                wide = factors.apply(layer.name, np.asarray(w, np.float32), range(start, stop))
+                gone = int(formats.faded(wide, result.scale, scheme.group_size).sum())
             with self._lock:
                 state.scales[tile] = result.scale
+                state.faded += gone
         with self._lock:
             state.sums[tile] = total
         return state, w.size
@@ -328,9 +345,11 @@ class BinWriter(AbstractContextManager["BinWriter"]):
             return
         rows = factors.apply(state.layer.name, np.asarray(w[picked], np.float32), [start + row for row in picked])
         back = _decoded_rows(fmt, state.scheme.group_size, w.shape, result, picked, state.scheme.rule)
+        errors, gone = np.square(rows - back, dtype=np.float64), formats.faded(rows, result.scale[picked], state.scheme.group_size)
         with self._lock:
             state.squares += float(np.square(rows, dtype=np.float64).sum())
-            state.squared_error += float(np.square(rows - back, dtype=np.float64).sum())
+            state.squared_error += float(errors.sum())
+            state.faded_error += float(errors.reshape(*gone.shape, -1)[gone].sum())
 
     def _finish_layer(self, state: _Pending) -> None:
         """Store the scales of a layer whose tiles are all written: f16 in place, f32 for the tail. Then it is on record."""
@@ -339,8 +358,12 @@ class BinWriter(AbstractContextManager["BinWriter"]):
         if state.scales:
             fmt = formats.get(state.scheme.format)
             scale = np.concatenate([state.scales[t] for t in range(state.tiles)])
+            _check_range(layer, fmt, scale)
             rule = state.scheme.rule
-            scale_type = formats.scale_type_needed(fmt.load_scale(fmt.store_scale(scale, "f32", rule)), top=fmt.top)
+            loaded = fmt.load_scale(fmt.store_scale(scale, "f32", rule))
+            # NVFP4's scales are relative to the largest of the weight: groups far below that have none.
+            state.faded += int(((loaded == 0) & (np.abs(scale) > EPS)).sum())
+            scale_type = formats.scale_type_needed(loaded, top=fmt.top)
             stored = {**fmt.store_scale(scale, scale_type, rule), **fmt.fixed()}
             for part in formats.get(state.scheme.format).parts(layer.shape, state.scheme.group_size, scale_type):
                 if part.name not in stored:
@@ -354,14 +377,15 @@ class BinWriter(AbstractContextManager["BinWriter"]):
                         self._wide[layer.name] = slot
                 else:
                     self._tail[layer.name] = scale
-        error = state.squared_error / state.squares if state.squares else 0.0
+        error, lost = (x / state.squares if state.squares else 0.0 for x in (state.squared_error, state.faded_error))
         seconds = time.perf_counter() - state.started
         sums = [state.sums[t] for t in range(state.tiles)]
         self.outcomes[layer.name] = Outcome(
-            layer.name, state.scheme.format, scale_type, error, seconds, sums, scale_sum, state.rows_per_tile
+            layer.name, state.scheme.format, scale_type, error, seconds, sums, scale_sum, state.rows_per_tile, state.faded, lost
         )
         outcome = self.outcomes[layer.name]
         told = {"format": outcome.format, "scale_type": scale_type, "error": error, "seconds": seconds, "tail": layer.name in self._tail}
+        told |= {"faded": state.faded} if state.faded else {}
         self.journal.add({"layer": layer.name, "rows": state.rows_per_tile, "sums": sums, "scale_sum": scale_sum, **told})
         self.on_layer(layer, outcome)
 
@@ -376,11 +400,23 @@ class BinWriter(AbstractContextManager["BinWriter"]):
             record["sums"],
             record["scale_sum"],
             record["rows"],
+            record.get("faded", 0),
         )
         slot = self.layout.slots.get((layer.name, "scale"))
         if record["scale_type"] == "f32" and slot is not None:
             self._wide[layer.name] = slot
         self.on_weights(layer.size)
+
+
+def _check_range(layer: Layer, fmt: formats.Format, scale: NDArray[np.float32]) -> None:
+    with np.errstate(over="ignore", invalid="ignore"):
+        beyond = int((~np.isfinite(np.abs(scale) * np.float32(fmt.top))).sum())
+    if beyond:
+        raise PrecisionError(
+            layer.name,
+            f"{beyond} of {scale.size} groups are so large that {fmt.name} would leave float32 (the largest number is 3.4e38)",
+            f"Use --override '{layer.name}=keep'",
+        )
 
 
 def _write_tail(
