@@ -155,7 +155,9 @@ def _compress(
                     )
                 if calibrated.unmoved:
                     first = calibrated.unmoved[0]
-                    run.warn(f"{len(calibrated.unmoved)} layers read nothing but zeros, or what is zero when squared, {first} for one: the data says nothing of them")
+                    run.warn(
+                        f"{len(calibrated.unmoved)} layers read nothing but zeros, or what is zero when squared, {first} for one: the data says nothing of them"
+                    )
             with run.stage("compress"):
                 rest = [layer for layer in graph.layers if layer.name not in writer.outcomes]
                 # Of all that is left by data, also what an earlier run has finished: layers may share a table.
@@ -184,7 +186,7 @@ def _tell_faded(outcomes: Mapping[str, Outcome], calibrated: Mapping[str, Mappin
 def _lost(layer: str, name: str, error: float) -> PrecisionError:
     return PrecisionError(
         layer,
-        f"{name} keeps {'too little' if error <= LOST else 'nothing'} of it (relative squared error {error:.2f}): its weights are below the "
+        f"{name} keeps {'too little' if error <= LOST else 'nothing'} of it (relative squared error {error:.2g}): its weights are below the "
         "least step, or no match for the table",
         f"Use --override '{layer}=keep', or another format",
     )

@@ -196,16 +196,28 @@ def test_a_norm_that_is_not_finite_stops_the_export(tmp_path: Path, cache: Any) 
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("methods", [{}, {"scale_estimation": True}, {"gptq": True, "awq": True}])
-def test_a_layer_that_a_format_takes_to_zero_is_refused(cache: Any, tmp_path: Path, methods: dict[str, bool]) -> None:
-    """No scale is below 2^-23, NNCF's guard: weights far below it would be gone."""
+@pytest.mark.parametrize(
+    ("methods", "factor", "left"),
+    [
+        ({}, 1e-12, "nothing"),
+        ({}, 1e-6, "too little"),
+        ({"scale_estimation": True}, 1e-12, "nothing"),
+        ({"scale_estimation": True}, 1e-20, "nothing"),
+        ({"gptq": True, "awq": True}, 1e-30, "nothing"),
+        ({"lora_correction": True}, 1e-9, "nothing"),
+    ],
+)
+def test_a_layer_that_a_format_takes_to_zero_is_refused(
+    cache: Any, tmp_path: Path, methods: dict[str, bool], factor: float, left: str
+) -> None:
+    """No scale is below 2^-23, NNCF's guard: weights far below it would be gone, and those about it coarse."""
     tensors = tiny_llama(tmp_path / "small")
     name = "model.layers.1.self_attn.v_proj.weight"
-    tensors[name] = (tensors[name].astype(np.float32) * np.float32(1e-12)).astype(tensors[name].dtype)
+    tensors[name] = (tensors[name].astype(np.float32) * np.float32(factor)).astype(tensors[name].dtype)
     save_shards(tmp_path / "small", tensors)
     (tmp_path / "text.txt").write_text("the rain in the land went on and on. " * 40)
     data = {"dataset": str(tmp_path / "text.txt"), "sequence_length": 32, **methods} if methods else {}
-    with pytest.raises(PrecisionError, match=r"v_proj: int4_asym keeps nothing of it .*--override 'model.layers.1.self_attn.v_proj=keep'"):
+    with pytest.raises(PrecisionError, match=rf"v_proj: int4_asym keeps {left} of it .*--override 'model.layers.1.self_attn.v_proj=keep'"):
         export(ExportOptions(model=str(tmp_path / "small"), output=tmp_path / "out", no_tokenizer=not methods, **data))
     assert not (tmp_path / "out").exists()
     if methods:

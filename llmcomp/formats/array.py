@@ -70,7 +70,7 @@ class Namespace(Protocol):
         """Integral x as codes of an OpenVINO element type, one code per item in numpy; bytes of `to_f8e4m3` pass."""
 
 
-_QUIET = {"over": "ignore", "invalid": "ignore"}
+_QUIET: dict[str, Any] = {"over": "ignore", "invalid": "ignore"}
 """What overflows is Inf and what that leads to NaN, as in compiled arithmetic: a search keeps the scale that it has then."""
 
 

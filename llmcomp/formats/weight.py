@@ -126,9 +126,9 @@ def scale_type_needed(scale: NDArray[np.float32], live: NDArray[np.bool_] | None
     `live`, of the scale's shape, is False for groups of zeros, whose scale does not matter; without it every group counts
     (a group of zeros has the scale 2^-23, which f16 holds exactly).
     """
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         narrow = scale.astype(np.float16).astype(np.float32)
-    exact_enough = np.abs(narrow - scale) <= np.float32(SCALE_TOLERANCE) * np.abs(scale)
+        exact_enough = np.abs(narrow - scale) <= np.float32(SCALE_TOLERANCE) * np.abs(scale)
     if live is not None:
         exact_enough |= ~live & np.isfinite(narrow)
     with np.errstate(over="ignore"):
