@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,7 +11,7 @@ import numpy as np
 import openvino as ov
 import pytest
 
-from llmcomp.errors import NonFiniteWeightError, OptionError, PrecisionError
+from llmcomp.errors import CheckpointError, NonFiniteWeightError, OptionError, OutputError, PrecisionError
 from llmcomp.export import export, plan_model
 from llmcomp.judge import JudgeError, evaluate
 from llmcomp.options import ExportOptions
@@ -96,6 +97,29 @@ def test_logits_are_those_of_the_dequantized_weights(exported: Path, checkpoint:
 
 def test_the_compiled_model_keeps_its_weights_packed(exported: Path) -> None:
     assert packed_types(exported / "openvino_model.xml") == {"u4", "u8"}
+
+
+@pytest.mark.parametrize("weight_format", ["int4", "int8"])
+def test_compressing_twice_is_refused_with_what_is_there(exported: Path, tmp_path: Path, weight_format: str) -> None:
+    """By the report's formats, or without one, as with a model of another tool, by the types of the constants."""
+    told = r"already compressed: int4_asym \(14 layers\), int8_asym \(1 layer\)"
+    with pytest.raises(CheckpointError, match=told):
+        export(ExportOptions(model=str(exported), output=tmp_path / "out", weight_format=weight_format))
+    other = tmp_path / "other"
+    shutil.copytree(exported, other)
+    (other / "report.json").unlink()
+    # Matrices of fewer than 4096 weights do not count there: keys and values.
+    with pytest.raises(CheckpointError, match=r"already compressed: int4 \(10 layers\), int8 \(1 layer\)"):
+        plan_model(ExportOptions(model=str(other), weight_format=weight_format))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_is_never_written_over_its_source(exported: Path, tmp_path: Path) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in exported.iterdir()}
+    for output in (exported, exported.parent, exported / ".." / exported.name):
+        with pytest.raises(OutputError, match="it is the input"):
+            export(ExportOptions(model=str(exported), output=output, overwrite=True))
+    assert {path.name: path.stat().st_mtime_ns for path in exported.iterdir()} == before
 
 
 def test_optimum_loads_and_runs_it(exported: Path) -> None:
