@@ -122,6 +122,13 @@ def test_a_model_is_never_written_over_its_source(exported: Path, tmp_path: Path
     assert {path.name: path.stat().st_mtime_ns for path in exported.iterdir()} == before
 
 
+def test_blocks_run_alone_where_every_head_has_its_own_keys(cache: Any, tmp_path: Path) -> None:
+    """There the length of the first block's state is asked for, and nothing of the block that writes it is in another block's cut."""
+    tiny_llama(tmp_path / "m", num_key_value_heads=6)
+    result = export(ExportOptions(model=str(tmp_path / "m"), output=tmp_path / "out", no_tokenizer=True, verify="structure"))
+    assert "block 0, block 1 and the head ran" in result.report["verified"]
+
+
 def test_optimum_loads_and_runs_it(exported: Path) -> None:
     import torch
     from optimum.intel import OVModelForCausalLM
