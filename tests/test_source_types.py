@@ -24,7 +24,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "se+gptq": {"scale_estimation": True, "gptq": True},
 }
 FORMATS = ("int4", "nf4", "mxfp4", "adaptive_codebook")
-QUICK = [("data-free", "int4"), ("awq+se", "mxfp4"), ("se+gptq", "nf4")]
+QUICK = [("se+gptq", "nf4")]
 CASES = [
     pytest.param(method, name, marks=[] if (method, name) in QUICK else [pytest.mark.longest]) for method in METHODS for name in FORMATS
 ]
