@@ -43,8 +43,9 @@ def correct(scheme: Scheme, w: NDArray[np.float32], rounded: NDArray[np.float32]
     before = float(quadratic_loss(rounded - w, moments.hessian).sum())
     adapters = lora_correction(w, rounded, moments.hessian, scheme.adapter_rank)
     a, b = (_store(scheme.adapter_format, x) for x in adapters)
-    product = _load(b) @ _load(a)
-    after = float(quadratic_loss(rounded + product - w, moments.hessian).sum())
+    with np.errstate(over="ignore", invalid="ignore"):
+        product = _load(b) @ _load(a)
+        after = float(quadratic_loss(rounded + product - w, moments.hessian).sum())
     if after < before:
         return Correction((a, b), product, after / power, True)
     nothing = [_store(scheme.adapter_format, np.zeros_like(x)) for x in adapters]
@@ -52,7 +53,8 @@ def correct(scheme: Scheme, w: NDArray[np.float32], rounded: NDArray[np.float32]
 
 
 def _store(name: str, x: NDArray[np.float32]) -> Stored:
-    return x.astype(np.float16) if name in FLOATS else formats.quantize(formats.get(name), x, -1)
+    with np.errstate(over="ignore"):  # Beyond f16 the loss is no number, and zeros are stored.
+        return x.astype(np.float16) if name in FLOATS else formats.quantize(formats.get(name), x, -1)
 
 
 def _load(x: Stored) -> NDArray[np.float32]:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from llmcomp import formats
 from llmcomp.adapting import Stored, correct
 from llmcomp.algorithms import awq, equalize, target
 from llmcomp.calibration.experts import Experts, Routed, gather, routed_to, spread
@@ -75,7 +76,8 @@ class Calibrated:
     folds: list[dict[str, Any]]
     """A line for the report on each fold."""
     layers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Layer name -> loss: mean squared error of its outputs relative to their power; plain_loss: that of plain rounding; kept: which was taken."""
+    """Layer name -> loss: mean squared error of its outputs relative to their power; plain_loss: that of plain rounding; kept: which was taken; of groups
+    whose weights are below the least step of a scale: faded, their share of the weight's squares, and faded_groups, how many."""
     unmoved: list[str] = field(default_factory=list)
     """Layers that have read nothing but zeros: the data says nothing of them."""
 
@@ -335,8 +337,14 @@ class _Stage:
             back, told = one.back, one.told
             if self.schemes[layer.name].adapter_rank:
                 back, told = self._correct(layer, aim, back, moments, told)
-            difference = back - w
-            squares = float(np.vdot(difference, difference)), float(np.vdot(w, w))
+            squares = _square_sum(back - w), _square_sum(w)
+            gone = formats.faded(w, one.weight.scale, one.weight.group_size)
+            if gone.any():
+                told = {
+                    **told,
+                    "faded": _square_sum(w.reshape(*gone.shape, -1)[gone]) / max(squares[1], TINY),
+                    "faded_groups": int(gone.sum()),
+                }
             if keep is not None:
                 keep(layer.name, one.weight, squares, seconds * layer.size, told)
                 found[layer.name] = back
@@ -467,6 +475,7 @@ class _Stack:
         zeros = None if first.zero_point is None else np.concatenate([part[2] for part in parts if part[2] is not None])
         shape = (len(codes), first.shape[1])
         kept = Counter(str(told["kept"]) for told in self.told)
+        gone, groups = [told.get("faded", 0.0) for told in self.told], sum(told.get("faded_groups", 0) for told in self.told)
         told = {
             "loss": float(np.mean([told["loss"] for told in self.told])),
             "plain_loss": float(np.mean([told["plain_loss"] for told in self.told])),
@@ -474,9 +483,17 @@ class _Stack:
             "experts_kept": dict(kept),
             "tokens": self.tokens,
             "few_tokens": self.few,
-        }
+        } | ({"faded": float(np.mean(gone)), "faded_groups": groups} if groups else {})
         weight = replace(first, shape=shape, codes=codes, scale=scale, zero_point=zeros)
         return weight, float(self.squares[0] / max(self.squares[1], TINY)), self.seconds, told
+
+
+def _square_sum(x: NDArray[np.float32]) -> float:
+    found = float(np.vdot(x, x))
+    if 1e-30 < found < 1e30:
+        return found
+    # Not within f32, or nothing at all.
+    return float(sum(np.square(part, dtype=np.float64).sum() for part in x))
 
 
 def _second_moment(x: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -43,6 +43,8 @@ RULES: dict[str, str | kernels.Ranges] = {planning.SEARCH: search}
 """Rules that are algorithms; the others are the formats' own."""
 LOST = 0.9
 """Relative squared error from which on nothing of a layer is left: no scale is below 2^-23, and a table may lack what the weights are."""
+FADED = 0.01
+"""Relative squared error in groups of the least scale from which on too little is left: 4 bits lose as much in all groups, 8 bits a hundredth."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def _compress(
         _, scheme = matrices[layer.name]
         run.progress.layer(layer.name, scheme.format, outcome.seconds, group_size=scheme.group_size, error=outcome.error)
         # What data has chosen need not be near the weight itself.
-        if outcome.error > LOST and not scheme.is_calibrated:
+        if (outcome.error > LOST or outcome.lost > FADED) and not scheme.is_calibrated:
             raise _lost(layer.name, scheme.format, outcome.error)
 
     path, calibrated = unfinished.bin, None
@@ -139,8 +141,10 @@ def _compress(
                     calibrated = calibrate(graph, seen, folds, sections, samples.rows, *hand_on, Path(scratch), unfinished)
                     factors, folded = calibrated.factors, calibrated.folds
                 for name, told in calibrated.layers.items():
-                    if told["loss"] > LOST:
-                        raise _lost(name, schemes[name].format, told["loss"])
+                    # Without the correction beside it, which would have to stand for the layer alone.
+                    loss = told.get("rounded_loss", told["loss"])
+                    if not loss <= LOST or loss * told.get("faded", 0.0) > FADED:
+                        raise _lost(name, schemes[name].format, loss)
                 few = {name: told["few_tokens"] for name, told in calibrated.layers.items() if told.get("few_tokens")}
                 if few:
                     name, numbers = next(iter(few.items()))
@@ -151,7 +155,9 @@ def _compress(
                     )
                 if calibrated.unmoved:
                     first = calibrated.unmoved[0]
-                    run.warn(f"{len(calibrated.unmoved)} layers read nothing but zeros, {first} for one: the data says nothing of them")
+                    run.warn(
+                        f"{len(calibrated.unmoved)} layers read nothing but zeros, or what is zero when squared, {first} for one: the data says nothing of them"
+                    )
             with run.stage("compress"):
                 rest = [layer for layer in graph.layers if layer.name not in writer.outcomes]
                 # Of all that is left by data, also what an earlier run has finished: layers may share a table.
@@ -159,15 +165,29 @@ def _compress(
                 tables = fit_tables(graph, schemes, left, factors, plan.tables == "blocks", workers=workers()) if rest else {}
                 writer.stream(rest, quantizer(factors), factors, tables)
                 tail = writer.finish(factors)
+            _tell_faded(writer.outcomes, calibrated.layers if calibrated else {}, run)
             return Compressed(writer.outcomes, tail, folded, calibrated.layers if calibrated else {})
     finally:
         kernels.clear_cache()
 
 
+def _tell_faded(outcomes: Mapping[str, Outcome], calibrated: Mapping[str, Mapping[str, Any]], run: Run) -> None:
+    """Warn of groups that have nearly or wholly become zeros in layers that are otherwise as they should be."""
+    groups = {name: outcome.faded or calibrated.get(name, {}).get("faded_groups", 0) for name, outcome in outcomes.items()}
+    found = {name: count for name, count in groups.items() if count}
+    if found:
+        name, count = next(iter(found.items()))
+        run.warn(
+            f"{len(found)} layers have groups below the least step of a scale, {name} {count} for one: they are zeros now, or nearly; if they "
+            f"matter, --override '{name}=keep'"
+        )
+
+
 def _lost(layer: str, name: str, error: float) -> PrecisionError:
     return PrecisionError(
         layer,
-        f"{name} keeps nothing of it (relative squared error {error:.2f}): its weights are below the least step, or no match for the table",
+        f"{name} keeps {'too little' if error <= LOST else 'nothing'} of it (relative squared error {error:.2g}): its weights are below the "
+        "least step, or no match for the table",
         f"Use --override '{layer}=keep', or another format",
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -14,6 +15,8 @@ from llmcomp.graph.ir import IR
 
 SMALL = 4096
 """Constants of fewer elements are norms, shapes and tables, not weights."""
+FLOATING = {"keep", "fp16", "fp32", "f32", "f16", "bf16"}
+"""Formats and element types that compress nothing."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,34 @@ def inspect_folder(folder: Path) -> Inspection:
         info,
         _report(folder / "report.json"),
     )
+
+
+PLAIN = {
+    "u8": "int8",
+    "i8": "int8",
+    "u4": "int4",
+    "i4": "int4",
+    "u3": "int3",
+    "u2": "int2",
+    "f8e4m3": "fp8",
+    "f8e5m2": "fp8",
+    "f4e2m1": "fp4",
+}
+"""What formats of these element types are called in short."""
+
+
+def compressed_layers(folder: Path) -> str:
+    """What has been compressed in a folder: "int8 (24 layers), ...", by the report's formats where there is one; empty if nothing.
+
+    Raises:
+        CheckpointError: as `inspect_folder`.
+    """
+    found, counts = inspect_folder(folder), Counter[str]()
+    for layer in found.report["layers"] if found.report else ():
+        counts[str(layer["format"])] += 1
+    for row in () if found.report else found.rows:
+        counts[PLAIN.get(row.element_type, row.element_type)] += row.count
+    return ", ".join(f"{name} ({n} layer{'s' if n > 1 else ''})" for name, n in sorted(counts.items()) if name not in FLOATING)
 
 
 def _report(path: Path) -> Mapping[str, Any] | None:

@@ -2,7 +2,7 @@
 
 comes in: options
 goes out: a Checkpoint, a ModelGraph for each submodel, Data
-may import: calibration, checkpoint, errors, graph, kernels, options, planning, running, writing
+may import: calibration, checkpoint, errors, graph, inspect, kernels, options, planning, running, writing
 read first: prepared
 """
 
@@ -20,9 +20,10 @@ from llmcomp import kernels, planning
 from llmcomp.calibration import Samples, samples_of, self_text, starts_of
 from llmcomp.calibration.load import AUTO, row_length
 from llmcomp.checkpoint import Checkpoint
-from llmcomp.errors import OptionError
+from llmcomp.errors import CheckpointError, OptionError
 from llmcomp.graph.model import ModelGraph, make_graphs, unused_tensors
 from llmcomp.graph.skeleton import get_skeletons
+from llmcomp.inspect import compressed_layers
 from llmcomp.options import ExportOptions
 from llmcomp.running import Run
 from llmcomp.writing.finite import check_kept
@@ -35,6 +36,7 @@ Export = Callable[[ExportOptions], object]
 
 
 def open_checkpoint(options: ExportOptions) -> Checkpoint:
+    _refuse_compressed(Path(options.model))
     checkpoint = checkpoints.open(
         options.model, revision=options.revision, token=options.token, cache_dir=options.cache_dir, adapter=options.adapter
     )
@@ -47,6 +49,17 @@ def open_checkpoint(options: ExportOptions) -> Checkpoint:
     if not options.no_tokenizer:
         checkpoint.check_tokenizer()
     return checkpoint
+
+
+def _refuse_compressed(folder: Path) -> None:
+    """Raises CheckpointError for an OpenVINO model that is compressed already, and says how. Others the checkpoint itself refuses."""
+    if not (folder / "openvino_model.xml").is_file() or any(folder.glob("*.safetensors")):
+        return
+    held = compressed_layers(folder)
+    if held:
+        raise CheckpointError(
+            str(folder), f"already compressed: {held}", "Give the Hugging Face checkpoint that it was made from; rounding twice loses twice"
+        )
 
 
 Graphs = tuple[ModelGraph, ...]

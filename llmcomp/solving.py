@@ -42,8 +42,8 @@ ARM_ROWS = 128
 """Rows whose loss decides between the arms of second-order rounding."""
 NUMPY_BELOW = 1 << 16
 """Weights below which columns are rounded before a compiled kernel for it is ready."""
-TINY = 1e-30
-"""In place of a power of zero, where errors are put in relation to it."""
+TINY = 1e-300
+"""In place of a power of zero, where errors are put in relation to it: both are f64, and powers of the least weights far below f32's."""
 
 
 class Moments:

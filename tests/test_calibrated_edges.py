@@ -53,6 +53,22 @@ def overflowing(tensors: Tensors) -> None:
     tensors["model.layers.0.mlp.up_proj.weight"] *= np.float32(1e22)
 
 
+def huge_queries(tensors: Tensors) -> None:
+    """Attention looks at one token alone; squares of the weights are beyond float32."""
+    times(tensors["model.layers.0.self_attn.q_proj.weight"], 1e30)
+
+
+def heads_of_all_sizes(tensors: Tensors) -> None:
+    """One key head is far larger than the other, and its queries are as much smaller: some below the least scale."""
+    times(tensors["model.layers.1.self_attn.k_proj.weight"][:16], 1e9)
+    times(tensors["model.layers.1.self_attn.q_proj.weight"][:48], 1e-9)
+
+
+def times(rows: np.ndarray, factor: float) -> None:
+    """In place, in the rows' own type: another would be traced anew."""
+    rows[:] = (rows.astype(np.float64) * factor).astype(rows.dtype)
+
+
 def one_norm_is_zero(tensors: Tensors) -> None:
     """q, k and v of a block see zeros only."""
     tensors["model.layers.1.input_layernorm.weight"][:] = 0
@@ -89,6 +105,31 @@ def test_poor_data_does_no_harm(tmp_path: Path, change: Callable[[Tensors], None
     for name, line in told.items():
         assert np.isfinite([line["loss"], line["plain_loss"]]).all() and 0 <= line["loss"] <= line["plain_loss"], name
     assert np.isfinite(logits(tmp_path / "out" / "openvino_model.xml", IDS)[0]).all()
+
+
+FEW = {"weight_format": "int4_sym", "group_size": 32, "no_tokenizer": True}
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("methods", [{"scale_estimation": True}, ALL, {**ALL, "target_correction": True}, {"lora_correction": True}])
+def test_weights_whose_squares_are_beyond_float32(tmp_path: Path, methods: dict[str, Any]) -> None:
+    checkpoint(tmp_path / "m", huge_queries)
+    data = {"dataset": (TEXT,), "num_samples": 4, "sequence_length": 32}
+    export(ExportOptions(model=str(tmp_path / "m"), output=tmp_path / "out", **{**FEW, **data, **methods}))
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    told = {layer["name"]: layer["calibration"] for layer in report["layers"] if layer["calibration"]}
+    # int4's usual figure: a hundredth of the power.
+    assert len(told) == 14 and all(0 < line["loss"] <= min(line["plain_loss"], 0.03) for line in told.values())
+    assert np.isfinite(logits(tmp_path / "out" / "openvino_model.xml", IDS)[0]).all()
+
+
+@pytest.mark.parametrize("methods", [{}, {"gptq": True}])
+def test_rows_that_become_zeros_beside_others_are_told(tmp_path: Path, methods: dict[str, Any]) -> None:
+    checkpoint(tmp_path / "m", heads_of_all_sizes)
+    data = {"dataset": (TEXT,), "num_samples": 4, "sequence_length": 32} if methods else {}
+    report = export(ExportOptions(model=str(tmp_path / "m"), output=tmp_path / "out", **{**FEW, **data, **methods})).report
+    (told,) = (text for text in report["warnings"] if "below the least step" in text)
+    assert "1 layers have" in told and "model.layers.1.self_attn.q_proj 144 for one" in told
 
 
 @pytest.mark.parametrize("methods", [ALL, {**ALL, "gptq": False, "awq": False}, {**ALL, "scale_estimation": False, "awq": False}])

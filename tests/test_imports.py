@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "calibrating": {"adapting", "algorithms", "calibration", "errors", "fitting", "formats", "graph", "planning", "solving", "threads"},
     "budgeting": {"errors", "folding", "graph", "options", "planning", "writing"},
     "running": {"calibration", "progress"},
-    "preparing": {"calibration", "checkpoint", "errors", "graph", "kernels", "options", "planning", "running", "writing"},
+    "preparing": {"calibration", "checkpoint", "errors", "graph", "inspect", "kernels", "options", "planning", "running", "writing"},
     "deciding": {
         *("algorithms", "budgeting", "calibration", "errors", "folding", "graph", "kernels", "measuring"),
         *("options", "planning", "preparing", "running", "writing"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,7 +11,7 @@ import numpy as np
 import openvino as ov
 import pytest
 
-from llmcomp.errors import NonFiniteWeightError, OptionError, PrecisionError
+from llmcomp.errors import CheckpointError, NonFiniteWeightError, OptionError, OutputError, PrecisionError
 from llmcomp.export import export, plan_model
 from llmcomp.judge import JudgeError, evaluate
 from llmcomp.options import ExportOptions
@@ -97,6 +98,36 @@ def test_logits_are_those_of_the_dequantized_weights(exported: Path, checkpoint:
 
 def test_the_compiled_model_keeps_its_weights_packed(exported: Path) -> None:
     assert packed_types(exported / "openvino_model.xml") == {"u4", "u8"}
+
+
+@pytest.mark.parametrize("weight_format", ["int4", "int8"])
+def test_compressing_twice_is_refused_with_what_is_there(exported: Path, tmp_path: Path, weight_format: str) -> None:
+    """By the report's formats, or without one, as with a model of another tool, by the types of the constants."""
+    told = r"already compressed: int4_asym \(14 layers\), int8_asym \(1 layer\)"
+    with pytest.raises(CheckpointError, match=told):
+        export(ExportOptions(model=str(exported), output=tmp_path / "out", weight_format=weight_format))
+    other = tmp_path / "other"
+    shutil.copytree(exported, other)
+    (other / "report.json").unlink()
+    # Matrices of fewer than 4096 weights do not count there: keys and values.
+    with pytest.raises(CheckpointError, match=r"already compressed: int4 \(10 layers\), int8 \(1 layer\)"):
+        plan_model(ExportOptions(model=str(other), weight_format=weight_format))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_is_never_written_over_its_source(exported: Path, tmp_path: Path) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in exported.iterdir()}
+    for output in (exported, exported.parent, exported / ".." / exported.name):
+        with pytest.raises(OutputError, match="it is the input"):
+            export(ExportOptions(model=str(exported), output=output, overwrite=True))
+    assert {path.name: path.stat().st_mtime_ns for path in exported.iterdir()} == before
+
+
+def test_blocks_run_alone_where_every_head_has_its_own_keys(cache: Any, tmp_path: Path) -> None:
+    """There the length of the first block's state is asked for, and nothing of the block that writes it is in another block's cut."""
+    tiny_llama(tmp_path / "m", num_key_value_heads=6)
+    result = export(ExportOptions(model=str(tmp_path / "m"), output=tmp_path / "out", no_tokenizer=True, verify="structure"))
+    assert "block 0, block 1 and the head ran" in result.report["verified"]
 
 
 def test_optimum_loads_and_runs_it(exported: Path) -> None:
@@ -197,16 +228,28 @@ def test_a_norm_that_is_not_finite_stops_the_export(tmp_path: Path, cache: Any) 
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("methods", [{}, {"scale_estimation": True}, {"gptq": True, "awq": True}])
-def test_a_layer_that_a_format_takes_to_zero_is_refused(cache: Any, tmp_path: Path, methods: dict[str, bool]) -> None:
-    """No scale is below 2^-23, NNCF's guard: weights far below it would be gone."""
+@pytest.mark.parametrize(
+    ("methods", "factor", "left"),
+    [
+        ({}, 1e-12, "nothing"),
+        ({}, 1e-6, "too little"),
+        ({"scale_estimation": True}, 1e-12, "nothing"),
+        ({"scale_estimation": True}, 1e-20, "nothing"),
+        ({"gptq": True, "awq": True}, 1e-30, "nothing"),
+        ({"lora_correction": True}, 1e-9, "nothing"),
+    ],
+)
+def test_a_layer_that_a_format_takes_to_zero_is_refused(
+    cache: Any, tmp_path: Path, methods: dict[str, bool], factor: float, left: str
+) -> None:
+    """No scale is below 2^-23, NNCF's guard: weights far below it would be gone, and those about it coarse."""
     tensors = tiny_llama(tmp_path / "small")
     name = "model.layers.1.self_attn.v_proj.weight"
-    tensors[name] = (tensors[name].astype(np.float32) * np.float32(1e-12)).astype(tensors[name].dtype)
+    tensors[name] = (tensors[name].astype(np.float32) * np.float32(factor)).astype(tensors[name].dtype)
     save_shards(tmp_path / "small", tensors)
     (tmp_path / "text.txt").write_text("the rain in the land went on and on. " * 40)
     data = {"dataset": str(tmp_path / "text.txt"), "sequence_length": 32, **methods} if methods else {}
-    with pytest.raises(PrecisionError, match=r"v_proj: int4_asym keeps nothing of it .*--override 'model.layers.1.self_attn.v_proj=keep'"):
+    with pytest.raises(PrecisionError, match=rf"v_proj: int4_asym keeps {left} of it .*--override 'model.layers.1.self_attn.v_proj=keep'"):
         export(ExportOptions(model=str(tmp_path / "small"), output=tmp_path / "out", no_tokenizer=not methods, **data))
     assert not (tmp_path / "out").exists()
     if methods:

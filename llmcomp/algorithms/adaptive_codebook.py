@@ -10,7 +10,7 @@ this way 0.133. (Magnitudes beside second moments make a table that loses to CB4
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,8 @@ from llmcomp.formats.codebook import CB4, make_codebook
 BINS = 4096
 """Cells of the histogram."""
 ROUNDS = 3
+ORDINARY = 1e-3, 1e6
+"""Between which the largest weight may lie for scales to be clear of the least, and the squares of all weights f32."""
 MOST = 32
 """Levels up to which an evenly spaced table is exact in f8e4m3."""
 
@@ -68,7 +70,7 @@ def adaptive_codebook(
     """
     if not 2 <= count <= MOST:
         raise OptionError(f"codebook of {count} levels", f"a table is fitted for 2 to {MOST}", "Ask for 16")
-    pool = [_tensor(w, moments, group_size) for w, moments in tensors]
+    pool = _ordinary([_tensor(w, moments, group_size) for w, moments in tensors])
     rivals = {"uniform": tuple(float(i - count // 2) for i in range(count))} | ({"cb4": CB4} if count == len(CB4) else {})
     looks = {name: _look(pool, levels) for name, levels in rivals.items()}
     best = min(looks, key=lambda name: looks[name][0])
@@ -93,6 +95,15 @@ def _tensor(w: NDArray[Any], moments: NDArray[Any] | None, group_size: int) -> _
     if moments is None or mean <= 0:
         return _Tensor(wide, None)
     return _Tensor(wide, (np.asarray(moments, np.float64) / mean).astype(np.float32).reshape(1, -1, size))
+
+
+def _ordinary(pool: list[_Tensor]) -> list[_Tensor]:
+    """The tensors times a common power of two, if their squares would not be f32 otherwise: no level depends on it."""
+    largest = max(float(np.abs(tensor.w).max(initial=0)) for tensor in pool)
+    if not largest or ORDINARY[0] < largest < ORDINARY[1]:
+        return pool
+    exponent = int(np.frexp(largest)[1])
+    return [replace(tensor, w=np.ldexp(tensor.w, -exponent)) for tensor in pool]
 
 
 def _look(pool: Sequence[_Tensor], levels: Sequence[float], rule: str | None = None) -> tuple[float, Sums]:

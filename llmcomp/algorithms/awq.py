@@ -39,6 +39,10 @@ QUIET = 1e-3
 PART = 1024
 """Columns that a quadratic form takes at a time."""
 
+ORDINARY, MOST_BINADES = (1e-6, 1e12), 120
+"""Between which the largest of a weight's differences and of its inputs' second moments may lie for their products to be f32, and the most
+powers of two by which such numbers are moved there."""
+
 Errors = Callable[[NDArray[np.float32], Sequence[NDArray[np.float32]]], Sequence[NDArray[np.float32]]]
 """(w [rows, in], several t [in]) -> for each t what w is more after rounding w * t, over t, than before."""
 
@@ -73,15 +77,17 @@ def choose_factors(
     Where all readers have a quick quantizer it ranks the grid, FINALISTS are left for the other one. The first pair, which leaves the weights as
     they are, stays unless another saves more than `gain` of its loss.
     """
-    h, m, uses = np.zeros(count), np.zeros(count), np.zeros(count)
+    h, m, uses, weights = (np.zeros(count) for _ in range(4))
     for reader in readers:
         np.add.at(h, reader.channels, np.diagonal(reader.hessian).astype(np.float64) * reader.share * len(reader.w))
-        np.add.at(m, reader.channels, magnitudes([reader.w])[0] * reader.share)
+        sums, counts = magnitudes([reader.w])
+        np.add.at(m, reader.channels, sums * reader.share)
+        np.add.at(weights, reader.channels, counts * reader.share)
         np.add.at(uses, reader.channels, reader.share * len(reader.w))
     live = free & (h > 0) & (m > 0)
     if not live.any():
         return np.ones(count, np.float32), grid[0]
-    m = (m / np.maximum(uses, 1)) ** (1 / POWER)
+    m = (m / np.maximum(weights, 1)) ** (1 / POWER)
     h, m = (np.maximum(x, x.max() * SMALLEST) for x in (h / np.maximum(uses, 1), m))
     worths = [reader.share * _worth(quadratic_loss(reader.w, reader.hessian)) for reader in readers]
     tried = {pair: _factors(h, m, live, *pair) for pair in grid}
@@ -117,12 +123,23 @@ def _worth(power: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def quadratic_loss(difference: NDArray[np.float32], hessian: NDArray[np.float32]) -> NDArray[np.float64]:
     """d H dᵀ of each row d: the mean squared error of its output. H is symmetric, so what is on one side of its diagonal counts twice."""
+    largest = max(float(difference.max(initial=0)), -float(difference.min(initial=0)))
+    strongest = float(np.diagonal(hessian).max(initial=0))
+    if largest and strongest and not (ORDINARY[0] < largest < ORDINARY[1] and ORDINARY[0] < strongest < ORDINARY[1]):
+        # Their products are no f32, but those of multiples by powers of two are.
+        d, h = (int(np.clip(np.frexp(x)[1], -MOST_BINADES, MOST_BINADES)) for x in (largest, strongest))
+        difference = np.ldexp(difference, -d)
+        return np.ldexp(_quadratic_loss(np.ldexp(difference, -h), difference, hessian), 2 * d + h)
+    return _quadratic_loss(difference, difference, hessian)
+
+
+def _quadratic_loss(left: NDArray[np.float32], difference: NDArray[np.float32], hessian: NDArray[np.float32]) -> NDArray[np.float64]:
+    """With a multiple of the rows on the left."""
     total = np.zeros(len(difference))
     for start in range(0, len(hessian), PART):
         part = slice(start, start + PART)
-        own = difference[:, part]
-        seen = own @ hessian[part, part]
+        seen = left[:, part] @ hessian[part, part]
         if start:
-            seen += 2 * (difference[:, :start] @ hessian[:start, part])
-        total += np.einsum("ij,ij->i", seen, own)
+            seen += 2 * (left[:, :start] @ hessian[:start, part])
+        total += np.einsum("ij,ij->i", seen, difference[:, part])
     return total

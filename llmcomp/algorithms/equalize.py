@@ -19,17 +19,20 @@ LIMIT = 64.0
 """Most that a channel is scaled up or down, against the typical one: what is divided by t must stay within f16 where devices compute in it."""
 
 
-def magnitudes(tiles: Iterable[NDArray[Any]]) -> tuple[NDArray[np.float64], int]:
-    """(sum over all rows of |w|^POWER for each column, number of rows) of row tiles [R, in]."""
-    total, rows = np.zeros(1), 0
+def magnitudes(tiles: Iterable[NDArray[Any]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(sum of |w|^POWER of each column, how many of its weights are not zero) of row tiles [R, in].
+
+    Zeros have no error and bound no group, while the fourth root would let a few of them make a column look a multiple smaller than it is.
+    """
+    total, count = np.zeros(1), np.zeros(1)
     for tile in tiles:
         # The fourth root by two square roots: numpy's power takes ten times as long.
         w = _magnitude(tile)
         np.sqrt(w, out=w)
         np.sqrt(w, out=w)
         total = total + w.sum(axis=0, dtype=np.float64)
-        rows += len(tile)
-    return total, rows
+        count = count + (len(w) if w.all() else np.count_nonzero(w, axis=0))
+    return total, np.broadcast_to(count, total.shape)
 
 
 def _magnitude(tile: NDArray[Any]) -> NDArray[np.float32]:
@@ -44,17 +47,17 @@ def _magnitude(tile: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def channel_factors(
-    channels: int, readers: Sequence[tuple[NDArray[np.float64], int, NDArray[np.int64]]], free: NDArray[np.bool_]
+    channels: int, readers: Sequence[tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]], free: NDArray[np.bool_]
 ) -> NDArray[np.float32]:
     """t [channels]: what the readers' columns are multiplied by.
 
-    `readers`: for each layer its columns' `magnitudes`, the rows they are of, and the channel of each column. Channels that are not `free`
+    `readers`: for each layer its columns' `magnitudes`, sums and counts, and the channel of each column. Channels that are not `free`
     and those without any weight get 1; the geometric mean of the others is 1.
     """
     total, count = np.zeros(channels), np.zeros(channels)
-    for sums, rows, labels in readers:
+    for sums, counts, labels in readers:
         np.add.at(total, labels, sums)
-        np.add.at(count, labels, rows)
+        np.add.at(count, labels, counts)
     # A weight that is not finite is refused where it is quantized.
     live = free & (total > 0) & np.isfinite(total)
     logs = np.zeros(channels)

@@ -21,6 +21,9 @@ from llmcomp.algorithms.hessian import BLOCK, DAMPING, Factor, Order, factorize,
 from llmcomp.formats import NUMPY, Format, grouped_shape
 from llmcomp.formats.array import storable
 
+UNSEEN = np.errstate(over="ignore", invalid="ignore")
+"""A loss beyond f32 is Inf or NaN, which is not less than any: such rows keep what they had."""
+
 
 @dataclass(frozen=True)
 class Rounded:
@@ -40,6 +43,7 @@ class Rounded:
     """None: H could not be factorized even with the strongest damping, so the codes are those given or of plain rounding."""
 
 
+@UNSEEN
 def gptq(
     fmt: Format,
     w: NDArray[Any],
@@ -86,6 +90,7 @@ def gptq(
     return Rounded(_stored(codes, visited, size), *_ranges(kept), np.where(better, loss, before), before, factor.damping)
 
 
+@UNSEEN
 def gptq_errors(
     fmt: Format,
     w: NDArray[np.float32],

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcomp.algorithms.columns import RoundColumns, round_columns, runs
-from llmcomp.algorithms.gptq import Rounded
+from llmcomp.algorithms.gptq import UNSEEN, Rounded
 from llmcomp.algorithms.hessian import BLOCK, DAMPING, padding
 from llmcomp.formats import NUMPY, Format, grouped_shape
 from llmcomp.formats.array import storable
@@ -29,6 +29,7 @@ Losses = tuple[NDArray[np.float32], NDArray[np.float32]]
 """(damped, not damped) [rows]."""
 
 
+@UNSEEN
 def refine(
     fmt: Format,
     w: NDArray[Any],

@@ -25,7 +25,7 @@ from llmcomp.threads import Threads
 PROPERTIES = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 BATCH_TOKENS = 2048
 """Tokens that go through a section together: enough for the matrix products to run at full speed."""
-MAPPED_FROM = 128 << 20
+MAPPED_FROM = 32 << 20
 """Bytes of hidden states from which they lie in a file."""
 
 Weights = Mapping[str, NDArray[np.float32]]

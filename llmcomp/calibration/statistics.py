@@ -91,7 +91,8 @@ class SiteStatistics:
 
         def add(stop: int) -> None:
             start = max(0, stop - PART)
-            self.products[:stop, start:stop] += x[:, :stop].T @ x[:, start:stop]
+            with np.errstate(over="ignore", invalid="ignore"):  # Calibration refuses what is beyond f32 by the layer's name.
+                self.products[:stop, start:stop] += x[:, :stop].T @ x[:, start:stop]
 
         # The upper triangle, in parts of columns, the longest first.
         threads.map(add, range(x.shape[-1], 0, -PART))

@@ -13,7 +13,7 @@ from llmcomp.formats.array import F16_MAX, NUMPY, Namespace
 from llmcomp.formats.codebook import ADAPTIVE
 from llmcomp.formats.format import Format, Node, Part, exists, get, grouped_shape, names, register
 from llmcomp.formats.packing import pack, packed_bytes, unpack
-from llmcomp.formats.weight import CompressedWeight, quantize, scale_type_needed
+from llmcomp.formats.weight import CompressedWeight, faded, quantize, scale_type_needed
 
 __all__ = [
     "ADAPTIVE",
@@ -25,6 +25,7 @@ __all__ = [
     "Node",
     "Part",
     "exists",
+    "faded",
     "get",
     "grouped_shape",
     "names",

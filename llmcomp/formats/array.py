@@ -70,6 +70,10 @@ class Namespace(Protocol):
         """Integral x as codes of an OpenVINO element type, one code per item in numpy; bytes of `to_f8e4m3` pass."""
 
 
+_QUIET: dict[str, Any] = {"over": "ignore", "invalid": "ignore"}
+"""What overflows is Inf and what that leads to NaN, as in compiled arithmetic: a search keeps the scale that it has then."""
+
+
 class NumpyNamespace:
     """The oracle."""
 
@@ -80,7 +84,8 @@ class NumpyNamespace:
         return x.max(axis=-1, keepdims=True)
 
     def sum(self, x: NDArray[Any]) -> Any:
-        return x.sum(axis=-1, keepdims=True, dtype=np.float32)
+        with np.errstate(**_QUIET):
+            return x.sum(axis=-1, keepdims=True, dtype=np.float32)
 
     def abs(self, x: NDArray[Any]) -> Any:
         return np.abs(x)
@@ -98,17 +103,19 @@ class NumpyNamespace:
         return np.where(condition, np.asarray(x, np.float32), np.asarray(y, np.float32))
 
     def add(self, x: Any, y: Any) -> Any:
-        return np.add(x, y, dtype=np.float32)
+        with np.errstate(**_QUIET):
+            return np.add(x, y, dtype=np.float32)
 
     def subtract(self, x: Any, y: Any) -> Any:
-        return np.subtract(x, y, dtype=np.float32)
+        with np.errstate(**_QUIET):
+            return np.subtract(x, y, dtype=np.float32)
 
     def multiply(self, x: Any, y: Any) -> Any:
-        with np.errstate(over="ignore"):
+        with np.errstate(**_QUIET):
             return np.multiply(x, y, dtype=np.float32)
 
     def divide(self, x: NDArray[Any], y: Any) -> Any:
-        with np.errstate(invalid="ignore", over="ignore"):
+        with np.errstate(**_QUIET):
             return np.divide(x, y, dtype=np.float32)
 
     def round(self, x: NDArray[Any]) -> Any:
@@ -121,7 +128,8 @@ class NumpyNamespace:
         return np.searchsorted(np.asarray(thresholds, np.float32), x).astype(np.float32)
 
     def lookup(self, table: Sequence[float], index: NDArray[Any]) -> Any:
-        return np.asarray(table, np.float32)[index.astype(np.intp)]
+        with np.errstate(invalid="ignore"):  # The index of what is no number is no number either: the scale says so.
+            return np.asarray(table, np.float32).take(index.astype(np.intp), mode="clip")
 
     def to_f8e4m3(self, x: NDArray[Any]) -> Any:
         with np.errstate(over="ignore"):

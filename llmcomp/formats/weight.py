@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcomp.errors import LlmcompError
-from llmcomp.formats.array import F16_MAX, NUMPY
+from llmcomp.formats.array import EPS, F16_MAX, NUMPY
 from llmcomp.formats.format import Format, grouped_shape
 from llmcomp.formats.packing import pack
 
@@ -107,6 +107,17 @@ def quantize(
     return CompressedWeight(fmt, tuple(w.shape), group_size, codes, ranges["scale"], zeros, rule)
 
 
+def faded(w: NDArray[np.float32], scale: NDArray[np.float32], group_size: int) -> NDArray[np.bool_]:
+    """[rows, groups]: groups of w [rows, in] that are not all zero and have the least scale that a rule gives, EPS, or less.
+
+    Weights below half of it are zeros then, whatever the format.
+    """
+    least = np.abs(scale).reshape(len(w), -1) <= np.float32(EPS)
+    if least.any():
+        least &= w.reshape(grouped_shape(w.shape, group_size)).any(-1).reshape(least.shape)
+    return least
+
+
 def scale_type_needed(scale: NDArray[np.float32], live: NDArray[np.bool_] | None = None, top: float = 1.0) -> Literal["f16", "f32"]:
     """ "f16", or "f32" where f16 would overflow or be off by more than `SCALE_TOLERANCE` in a live group.
 
@@ -115,9 +126,9 @@ def scale_type_needed(scale: NDArray[np.float32], live: NDArray[np.bool_] | None
     `live`, of the scale's shape, is False for groups of zeros, whose scale does not matter; without it every group counts
     (a group of zeros has the scale 2^-23, which f16 holds exactly).
     """
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         narrow = scale.astype(np.float16).astype(np.float32)
-    exact_enough = np.abs(narrow - scale) <= np.float32(SCALE_TOLERANCE) * np.abs(scale)
+        exact_enough = np.abs(narrow - scale) <= np.float32(SCALE_TOLERANCE) * np.abs(scale)
     if live is not None:
         exact_enough |= ~live & np.isfinite(narrow)
     with np.errstate(over="ignore"):

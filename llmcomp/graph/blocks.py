@@ -88,8 +88,14 @@ class Cutter:
                 if target.get_node().get_type_name() != "ShapeOf":
                     target.replace_source_output(parameter.output(0))
         result = ops.result(end.output(0)) if end is not None else self.model.get_results()[0]
-        inside = {n.get_name() for n in _ancestors(result)}
+        inside = {n.get_name(): n for n in _ancestors(result)}
         sinks = [s for s in self.model.get_sinks() if s.input_value(0).get_node().get_name() in inside]
+        written = {s.get_attributes()["variable_id"] for s in sinks}
+        for node in inside.values():
+            # A state of another block that is only asked for its length: the plugin refuses one that is never written.
+            if node.get_type_name() == "ReadValue" and node.get_attributes()["variable_id"] not in written and node.get_input_size():
+                for target in node.output(0).get_target_inputs():
+                    target.replace_source_output(node.input_value(0))
         reached = [n for r in (result, *sinks) for n in _ancestors(r)]
         parameters = list({n.get_name(): n for n in reached if n.get_type_name() == "Parameter"}.values())
         return Cut(ov.Model([result], sinks, parameters, "cut"), hidden)

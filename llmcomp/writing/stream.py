@@ -23,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcomp import formats
-from llmcomp.errors import NonFiniteWeightError
+from llmcomp.errors import NonFiniteWeightError, PrecisionError
 from llmcomp.formats import Part, pack, unpack
+from llmcomp.formats.array import EPS
 from llmcomp.formats.packing import bits as packing_bits
 from llmcomp.graph.factors import NO_FACTORS, Factors
 from llmcomp.graph.layer import Layer
@@ -84,6 +85,10 @@ class Outcome:
     rows_per_tile: int = 0
     plain_error: float = 0.0
     """As `error`, of rounding the source's own weights to nearest under minmax scales: neither rule, nor folds, nor data had a say."""
+    faded: int = 0
+    """Groups that are not all zero and whose weights are below the least step of a scale, or nearly."""
+    lost: float = 0.0
+    """The part of `error` that such groups have; not of a layer that was compressed elsewhere."""
 
 
 @dataclass
@@ -100,6 +105,8 @@ class _Pending:
     squared_error: float = 0.0
     plain: NDArray[np.float64] = field(default_factory=lambda: np.zeros(2))
     """Squares of the error of plain rounding, and of the source's weights."""
+    faded: int = 0
+    faded_error: float = 0.0
 
 
 def tile_rows(width: int) -> int:
@@ -198,6 +205,7 @@ class BinWriter(AbstractContextManager["BinWriter"]):
 
         Raises:
             NonFiniteWeightError: a weight holds NaN or Inf.
+            PrecisionError: a weight, times its factors, is beyond float32.
         """
         pending: set[Future[tuple[_Pending, int]]] = set()
 
@@ -230,7 +238,11 @@ class BinWriter(AbstractContextManager["BinWriter"]):
             raise non_finite_error(self.graph, layer, self.non_finite, tile_rows(layer.shape[-1]))
 
     def put(self, layer: Layer, weight: formats.CompressedWeight | NDArray[Any], error: float, seconds: float) -> None:
-        """Write a layer that is compressed already, its scale in f32, or rows [R, in] of one that stays float. `error` as in Outcome."""
+        """Write a layer that is compressed already, its scale in f32, or rows [R, in] of one that stays float. `error` as in Outcome.
+
+        Raises:
+            PrecisionError: its weights are beyond float32.
+        """
         rows = tile_rows(layer.shape[-1])
         scheme = self.schemes[layer.name]
         if isinstance(weight, formats.CompressedWeight):
@@ -301,8 +313,13 @@ class BinWriter(AbstractContextManager["BinWriter"]):
             if result.zero_point is not None:
                 total = self._write_rows(layer, "zero_point", start, result.zero_point, total)
             self._sample_error(state, start, stop, result, rows_of, factors)
+            gone = 0
+            if not scheme.is_stored and (np.abs(result.scale) <= EPS).any():
+                wide = factors.apply(layer.name, np.asarray(w, np.float32), range(start, stop))
+                gone = int(formats.faded(wide, result.scale, scheme.group_size).sum())
             with self._lock:
                 state.scales[tile] = result.scale
+                state.faded += gone
         with self._lock:
             state.sums[tile] = total
         return state, (stop - start) * layer.shape[-1]
@@ -356,13 +373,15 @@ class BinWriter(AbstractContextManager["BinWriter"]):
         fmt, source = formats.get(scheme.format), np.asarray(rows_of(picked), np.float32)
         rows = factors.apply(layer.name, source, numbers)
         back = _decoded_rows(fmt, scheme.group_size, (stop - start, layer.shape[-1]), result, picked, scheme)
-        found = float(np.square(rows - back, dtype=np.float64).sum()), float(np.square(rows, dtype=np.float64).sum())
+        errors, gone = np.square(rows - back, dtype=np.float64), formats.faded(rows, result.scale[picked], scheme.group_size)
+        found = float(errors.sum()), float(np.square(rows, dtype=np.float64).sum())
         is_plain = scheme.is_stored or (scheme.rule == PLAIN and layer.name not in factors)
         plain = found if is_plain else plain_squares(fmt, source, scheme.group_size)
         with self._lock:
             state.squared_error += found[0]
             state.squares += found[1]
             state.plain += plain
+            state.faded_error += float(errors.reshape(*gone.shape, -1)[gone].sum())
 
     def _finish_layer(self, state: _Pending) -> None:
         """Store the scales of a layer whose tiles are all written: f16 in place, f32 for the tail. Then it is on record."""
@@ -372,11 +391,15 @@ class BinWriter(AbstractContextManager["BinWriter"]):
         if state.scales:
             fmt = formats.get(state.scheme.format)
             scale = np.concatenate([state.scales[t] for t in range(state.tiles)])
+            _check_range(layer, fmt, scale)
             rule = state.scheme.rule
             if state.scheme.is_stored:
                 scale_type, stored = state.scheme.scale_type, stored_constants(self.graph, layer, state.scheme, scale)
             else:
-                scale_type = formats.scale_type_needed(fmt.load_scale(fmt.store_scale(scale, "f32", rule)), top=fmt.top)
+                loaded = fmt.load_scale(fmt.store_scale(scale, "f32", rule))
+                # NVFP4's scales are relative to the largest of the weight: groups far below that have none.
+                state.faded += int(((loaded == 0) & (np.abs(scale) > EPS)).sum())
+                scale_type = formats.scale_type_needed(loaded, top=fmt.top)
                 stored = fmt.store_scale(scale, scale_type, rule)
             stored = {**stored, **fmt.fixed()}
             for part in layer_parts(layer, replace(state.scheme, scale_type=scale_type)):
@@ -391,17 +414,17 @@ class BinWriter(AbstractContextManager["BinWriter"]):
                         self._wide[layer.name] = slot
                 else:
                     self._tail[layer.name] = scale
-        error = state.squared_error / state.squares if state.squares else 0.0
+        error, lost = (x / state.squares if state.squares else 0.0 for x in (state.squared_error, state.faded_error))
         plain = float(state.plain[0] / state.plain[1]) if state.plain[1] else 0.0
         check_same(layer, state.scheme, error)
         seconds = time.perf_counter() - state.started
         sums = [state.sums[t] for t in range(state.tiles)]
         self.outcomes[layer.name] = Outcome(
-            layer.name, state.scheme.format, scale_type, error, seconds, sums, scale_sum, state.rows_per_tile, plain
+            layer.name, state.scheme.format, scale_type, error, seconds, sums, scale_sum, state.rows_per_tile, plain, state.faded, lost
         )
         outcome = self.outcomes[layer.name]
         told = {"format": outcome.format, "scale_type": scale_type, "error": error, "plain_error": plain, "seconds": seconds}
-        told["tail"] = layer.name in self._tail
+        told |= {"tail": layer.name in self._tail, **({"faded": state.faded} if state.faded else {})}
         self.journal.add({"layer": layer.name, "rows": state.rows_per_tile, "sums": sums, "scale_sum": scale_sum, **told})
         self.on_layer(layer, outcome)
 
@@ -417,11 +440,23 @@ class BinWriter(AbstractContextManager["BinWriter"]):
             record["scale_sum"],
             record["rows"],
             record["plain_error"],
+            record.get("faded", 0),
         )
         slot = self.layout.slots.get((layer.name, "scale"))
         if record["scale_type"] == "f32" and slot is not None:
             self._wide[layer.name] = slot
         self.on_weights(layer.size)
+
+
+def _check_range(layer: Layer, fmt: formats.Format, scale: NDArray[np.float32]) -> None:
+    with np.errstate(over="ignore", invalid="ignore"):
+        beyond = int((~np.isfinite(np.abs(scale) * np.float32(fmt.top))).sum())
+    if beyond:
+        raise PrecisionError(
+            layer.name,
+            f"{beyond} of {scale.size} groups are so large that {fmt.name} would leave float32 (the largest number is 3.4e38)",
+            f"Use --override '{layer.name}=keep'",
+        )
 
 
 def _write_tail(

@@ -53,6 +53,16 @@ def test_a_channel_without_weight_and_one_of_extreme_weight() -> None:
     assert t[3] == pytest.approx(1 / LIMIT) and t.max() <= LIMIT * 1.0001
 
 
+def test_zeros_are_no_small_weights() -> None:
+    """A third of a column pruned, or the column of one of the heads that share a channel: what is left is as large as before."""
+    (w, labels), _ = readers()
+    usual = ours([(w, labels)], np.ones(6, bool))
+    pruned = np.concatenate([w, np.where(np.arange(6) == 2, 0, w)]).astype(np.float32)
+    np.testing.assert_allclose(ours([(pruned, labels)], np.ones(6, bool)), usual, rtol=1e-5)
+    heads = np.hstack([w, np.where(np.arange(6) == 2, 0, w)]).astype(np.float32)
+    np.testing.assert_allclose(ours([(heads, np.tile(labels, 2))], np.ones(6, bool)), usual, rtol=1e-5)
+
+
 def test_any_float_type() -> None:
     w, labels = readers()[0]
     narrow = w.astype(ml_dtypes.bfloat16)

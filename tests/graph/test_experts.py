@@ -10,7 +10,7 @@ import openvino as ov
 import pytest
 
 from llmcomp import checkpoint as checkpoints
-from llmcomp.export import export
+from llmcomp.export import dry_run, export
 from llmcomp.graph.model import ModelGraph, unused_tensors
 from llmcomp.graph.skeleton import get_skeletons
 from llmcomp.options import ExportOptions
@@ -49,6 +49,8 @@ def test_every_expert_is_compressed_and_runs_packed(tmp_path: Path, monkeypatch:
             assert {layer["format"] for layer in experts} == {"int4_asym"} and all(layer["runs_packed"] for layer in experts)
             routers = [layer["format"] for layer in report["layers"] if layer["reason"] == "router"]
             assert set(routers) == {"int8_asym"} and len(routers) >= 2
+            written = (tmp_path / kind / "openvino_model.bin").stat().st_size
+            assert written == dry_run(options_of(tmp_path, "forecast", {**options, "weight_format": kind})).bin_bytes
     error = {kind: np.abs(one - wanted).max() / np.abs(wanted).max() for kind, one in found.items()}
     # Float rounding; then 8 bits, a step of 1/255 of a row's range, through two blocks.
     assert error["fp32"] < 1e-4 and error["int8"] < 0.05 and error["int8"] < error["int4"]
@@ -57,7 +59,7 @@ def test_every_expert_is_compressed_and_runs_packed(tmp_path: Path, monkeypatch:
 
 
 def options_of(folder: Path, kind: str, options: dict[str, Any]) -> ExportOptions:
-    return ExportOptions(model=str(folder / "m"), output=folder / kind, no_tokenizer=True, weight_format=kind, **options)
+    return ExportOptions(**{"model": str(folder / "m"), "output": folder / kind, "no_tokenizer": True, "weight_format": kind, **options})
 
 
 def packed_products(xml: Path) -> list[str]:

@@ -12,7 +12,7 @@ import openvino as ov
 import pytest
 
 from llmcomp import formats
-from llmcomp.errors import NonFiniteWeightError
+from llmcomp.errors import NonFiniteWeightError, PrecisionError
 from llmcomp.graph.ir import IR
 from llmcomp.planning import Scheme, layer_bytes
 from llmcomp.writing.layout import ALIGN
@@ -154,3 +154,47 @@ def test_sampled_error_is_that_of_the_rows(tmp_path: Path, write: Callable[..., 
     whole = np.square(w - back).sum() / np.square(w).sum()
     # 16 of 96 rows: a sample, not the whole.
     assert written.outcomes["model.layers.0.up"].error == pytest.approx(whole, rel=0.3)
+
+
+@pytest.mark.parametrize("name", ["int8_asym", "int4_asym", "int4_sym", "mxfp4", "mxfp8_e4m3"])
+def test_a_layer_that_would_leave_float32_is_refused(tmp_path: Path, write: Callable[..., Any], name: str) -> None:
+    """Its range is more than the largest float32, or a power of two above it; where the range is not, as with one sign, it is written."""
+    arrays = weights(dtype=np.float32)
+    w = arrays["model.layers.1.up.weight"]
+    arrays["model.layers.1.up.weight"] = w / np.abs(w).max() * np.float32(3.3e38)
+    fmt = formats.get(name)
+    scheme = Scheme(name, fmt.group_size if fmt.fixed_group else -1)
+    graph = hand_graph(tmp_path / "skeleton", arrays)
+    if name == "int4_sym":
+        written = write(graph, tmp_path / "out", scheme, Scheme("int8_asym", -1))
+        assert np.isfinite(dequantized(graph, written.schemes)["model.layers.1.up.weight"]).all()
+        return
+    with pytest.raises(PrecisionError, match=rf"model\.layers\.1\.up: .* groups are so large that {name} would leave float32"):
+        write(graph, tmp_path / "out", scheme, Scheme("int8_asym", -1))
+
+
+@pytest.mark.parametrize("name", ["int8_asym", "int4_sym", "nf4", "mxfp4", "nvfp4"])
+def test_groups_below_the_least_scale_are_counted(tmp_path: Path, write: Callable[..., Any], name: str) -> None:
+    """Zeros are not: they lose nothing."""
+    arrays = weights(dtype=np.float32)
+    up = arrays["model.layers.1.up.weight"]
+    up[3] *= np.float32(1e-9)
+    up[40:42] *= np.float32(1e-30)
+    up[50:60] = 0
+    down = arrays["model.layers.1.down.weight"]
+    arrays["model.layers.1.down.weight"] = down * np.float32(1e-8)
+    fmt = formats.get(name)
+    size = fmt.group_size if fmt.fixed_group else 32
+    written = write(hand_graph(tmp_path / "skeleton", arrays), tmp_path / "out", Scheme(name, size), Scheme("int8_asym", -1))
+    told = {layer: (outcome.faded, outcome.lost) for layer, outcome in written.outcomes.items()}
+    assert told["model.layers.1.up"][0] == 3 * up.shape[1] // size and told["model.layers.1.up"][1] < 1e-12
+    assert told["model.layers.1.down"] == (down.size // size, pytest.approx(1, abs=0.1))
+    assert told["model.layers.0.up"] == told["model.embed_tokens"] == (0, 0.0)
+
+
+def test_a_group_far_below_the_largest_of_its_weight_has_no_scale_in_nvfp4(tmp_path: Path, write: Callable[..., Any]) -> None:
+    arrays = weights(dtype=np.float32)
+    arrays["model.layers.1.up.weight"][5, :16] *= np.float32(1e8)
+    written = write(hand_graph(tmp_path / "skeleton", arrays), tmp_path / "out", Scheme("nvfp4", 16), Scheme("int8_asym", -1))
+    faded = {layer: outcome.faded for layer, outcome in written.outcomes.items() if outcome.faded}
+    assert faded == {"model.layers.1.up": 96 * 64 // 16 - 1}
