@@ -33,40 +33,46 @@ class Row:
 @dataclass(frozen=True)
 class Inspection:
     rows: tuple[Row, ...]
-    bin_bytes: int
+    files: Mapping[str, int]
+    """Name of each .bin -> its bytes."""
     bits_per_weight: float
     made_by: str
     rt_info: Mapping[str, Any]
     report: Mapping[str, Any] | None
 
+    @property
+    def bin_bytes(self) -> int:
+        return sum(self.files.values())
+
 
 def inspect_folder(folder: Path) -> Inspection:
-    """Read `openvino_model.xml` of a folder, whoever wrote it.
+    """Read `openvino_model.xml` of a folder, or those of its submodels, whoever wrote them.
 
     Raises:
         CheckpointError: no IR there, or one that cannot be parsed.
     """
-    xml = folder / "openvino_model.xml"
-    if not xml.is_file():
+    files = sorted(folder.glob("openvino_*model.xml"))
+    if not files:
         raise CheckpointError(str(folder), "it holds no openvino_model.xml", "Give a folder that an export has written")
-    try:
-        ir = IR.read(xml)
-    except Exception as error:
-        raise CheckpointError(str(xml), f"it is not a readable IR ({error})", "Export it again") from None
     kinds: dict[tuple[str, int | None], list[tuple[int, int]]] = {}
-    for number in ir.constants():
-        shape = ir.output_shape(number)
-        if prod(shape) < SMALL or len(shape) < 2 or ir.output_type(number) in ("I64", "I32", "BOOL") or _is_scale(ir, number):
-            continue
-        extra, group = _companions(ir, number)
-        stored = int(ir.data(number)["size"]) + extra
-        kinds.setdefault((ir.data(number)["element_type"], group), []).append((prod(shape), stored))
+    for xml in files:
+        try:
+            ir = IR.read(xml)
+        except Exception as error:
+            raise CheckpointError(str(xml), f"it is not a readable IR ({error})", "Export it again") from None
+        for number in ir.constants():
+            shape = ir.output_shape(number)
+            if prod(shape) < SMALL or len(shape) < 2 or ir.output_type(number) in ("I64", "I32", "BOOL") or _is_scale(ir, number):
+                continue
+            extra, group = _companions(ir, number)
+            stored = int(ir.data(number)["size"]) + extra
+            kinds.setdefault((ir.data(number)["element_type"], group), []).append((prod(shape), stored))
     rows = tuple(Row(t, g, len(v), sum(n for n, _ in v), sum(b for _, b in v)) for (t, g), v in sorted(kinds.items(), key=str))
     info = _rt_info(ir)
     total = sum(r.weights for r in rows)
     return Inspection(
         rows,
-        xml.with_suffix(".bin").stat().st_size,
+        {xml.with_suffix(".bin").name: xml.with_suffix(".bin").stat().st_size for xml in files},
         8 * sum(r.bytes for r in rows) / total if total else 0.0,
         next((f"{k} {info[k].get('version', '')}".strip() for k in ("llmcomp", "nncf") if k in info), "unknown"),
         info,

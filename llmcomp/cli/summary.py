@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -27,6 +28,10 @@ def _mib(nbytes: float) -> str:
     return f"{nbytes / 2**20:,.1f} MiB"
 
 
+def _bins(names: Collection[str]) -> str:
+    return " and ".join([", ".join([*names][:-1]), [*names][-1]] if len(names) > 1 else names)
+
+
 def _group(size: int | None) -> str:
     return str(size) if size and size > 0 else "channel"
 
@@ -39,7 +44,9 @@ def print_result(result: Result) -> None:
         table.add_row(row["format"], group, str(row["layers"]), f"{row['weights']:,}", _mib(row["bytes"]))
     console = _console()
     console.print(table)
-    console.print(f"{report['bits_per_weight']} bits per weight in layers; {_mib(report['bytes']['bin'])} in openvino_model.bin")
+    console.print(
+        f"{report['bits_per_weight']} bits per weight in layers; {_mib(report['bytes']['bin'])} in {_bins([one['name'] + '.bin' for one in report['submodels']])}"
+    )
     console.print(f"verified: {report['verified']}")
     judged = report["evaluation"]
     if judged:
@@ -78,7 +85,7 @@ def print_budget(budget: Budget, file: TextIO | None = None) -> None:
 def print_forecast(forecast: Forecast) -> None:
     console = _console()
     more = f", and about {_mib(forecast.more_disk_bytes)} for calibration until it is finished" if forecast.more_disk_bytes else ""
-    console.print(f"disk    {_mib(forecast.bin_bytes)} in openvino_model.bin, exact; a few MiB beside it{more}", soft_wrap=True)
+    console.print(f"disk    {_mib(forecast.bin_bytes)} of weights in all, exact; a few MiB beside it{more}", soft_wrap=True)
     console.print(f"memory  about {_mib(forecast.memory_bytes)} at the peak, beyond mapped files")
     console.print(f"time    about {forecast.compress_seconds:.1f} s to compress plainly, measured on one tile of each kind", soft_wrap=True)
     if forecast.calibrate_seconds is not None:
@@ -97,7 +104,7 @@ def print_inspection(folder: Path, found: Inspection) -> None:
         table.add_row(row.element_type, _group(row.group_size), str(row.count), f"{row.weights:,}", _mib(row.bytes))
     console = _console()
     console.print(table)
-    console.print(f"{found.bits_per_weight:.3f} bits per weight; {_mib(found.bin_bytes)} in openvino_model.bin; made by {found.made_by}")
+    console.print(f"{found.bits_per_weight:.3f} bits per weight; {_mib(found.bin_bytes)} in {_bins(found.files)}; made by {found.made_by}")
     if found.report is not None:
         stored = ", ".join(f"{count} layers {method}" for method, count in (found.report.get("stored") or {}).items())
         told = f" (stored as {escape(stored)})" if stored else ""
