@@ -114,12 +114,19 @@ class FolderCheckpoint(Checkpoint):
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from an untrusted file."""
     try:
-        value = json.loads(path.read_text(encoding="utf8"))
+        value = json.loads(path.read_text(encoding="utf8"), parse_constant=_constant)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(str(path), f"it is not JSON ({error})", "Download or copy the file again") from None
     if not isinstance(value, dict):
         raise CheckpointError(str(path), "it is not a JSON object", "Download or copy the file again")
     return value
+
+
+def _constant(name: str) -> float:
+    """Infinity is no JSON either, and some configs have it."""
+    if name == "NaN":
+        raise ValueError("NaN is no number")
+    return float(name)
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -177,6 +184,10 @@ def _indexed(folder: Path) -> dict[str, TensorInfo]:
         if not is_name(name) or set(name) & set("/\\:") or name in (".", ".."):
             raise CheckpointError(
                 str(folder / INDEX), f"it names a file outside the folder: {ascii(name)[:200]}", "Do not use this checkpoint"
+            )
+        if not name.endswith(".safetensors"):
+            raise CheckpointError(
+                str(folder / INDEX), f"it names a file that is no safetensors file: {name[:200]}", "Download the index again"
             )
     absent = [name for name in names if not (folder / name).is_file()]
     if absent:

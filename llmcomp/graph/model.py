@@ -191,11 +191,15 @@ class ModelGraph:
             yield self._layer(number, record, uses, order, last)
 
     def _dtype(self, pieces: Pieces) -> str:
-        """Raises ArchitectureError if what a layer is made of is of several types."""
+        """Raises ArchitectureError if what a layer is made of is of several types, or of one that is not read."""
         kinds = sorted({self.checkpoint.tensors[tensor].dtype for tensor in pieces.tensors})
         if len(kinds) > 1:
             raise ArchitectureError(
                 " + ".join(pieces.tensors[:2]), f"parts of one matrix are stored as {' and '.join(kinds)}", "Store them in one type"
+            )
+        if kinds[0] not in FLOAT_TYPES.values():
+            raise ArchitectureError(
+                f"tensor {pieces.tensors[0]}", f"{kinds[0]} weights are not read", "Use a float32, float16 or bfloat16 checkpoint"
             )
         return kinds[0]
 

@@ -23,6 +23,7 @@ import platformdirs
 
 from llmcomp import errors
 from llmcomp.checkpoint import Checkpoint
+from llmcomp.graph.bounds import check_sizes, one_line, seconds
 
 VERSIONED = ("llmcomp", "openvino", "optimum", "optimum-intel", "transformers", "torch")
 """Packages whose version shapes the traced graph."""
@@ -82,6 +83,7 @@ def get_skeletons(checkpoint: Checkpoint, task: str = "auto", trust_remote_code:
     Raises:
         ArchitectureError: unknown architecture or task, or tensors under other names than the architecture's.
     """
+    check_sizes(checkpoint)
     home = cache_root() / _key(checkpoint, task, trust_remote_code)
     if home.is_dir():
         for folder in sorted(home.iterdir()):
@@ -112,18 +114,13 @@ def _run_child(checkpoint: Checkpoint, task: str, trust: bool, out: Path) -> Non
         "out": str(out),
     }
     (out / "job.json").write_text(json.dumps(job), encoding="utf8")
-    env = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    child = subprocess.run(
-        [sys.executable, "-m", "llmcomp.graph.trace", str(out / "job.json")],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    manifest = out / MANIFEST
-    answer = (
-        json.loads(manifest.read_text(encoding="utf8")) if manifest.exists() else {"error": "crash", "thing": "", "reason": child.stdout}
-    )
+    code, output = _spawn(out / "job.json", seconds(checkpoint))
+    try:
+        answer = json.loads((out / MANIFEST).read_text(encoding="utf8"))
+    except (OSError, ValueError):
+        # The process was ended before it had written all of it.
+        told = f"the process ended with code {code}" if code is not None else f"it took more than {seconds(checkpoint):g} s"
+        answer = {"error": "crash", "thing": told, "reason": output}
     if "error" in answer:
         if os.strerror(errno.ENOSPC) in answer["reason"]:
             raise errors.DiskSpaceError(
@@ -134,12 +131,24 @@ def _run_child(checkpoint: Checkpoint, task: str, trust: bool, out: Path) -> Non
             raise kind(answer["thing"], answer["reason"], answer["remedy"])
         if os.environ.get("LLMCOMP_DEBUG"):
             print(answer["reason"], file=sys.stderr)
-        what = answer["thing"].splitlines()[0] if answer["thing"] else f"the process ended with code {child.returncode}"
         raise errors.ArchitectureError(
             f"{checkpoint.source}: tracing failed",
-            what,
+            one_line(answer["thing"]),
             "Check config.json against the weights; with LLMCOMP_DEBUG=1 in the environment the whole traceback is shown",
         )
+
+
+def _spawn(job: Path, limit: float) -> tuple[int | None, str]:
+    """Trace in a process of its own, for `limit` seconds at most: (exit code, None if it took longer; what it printed)."""
+    env = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    command = [sys.executable, "-m", "llmcomp.graph.trace", str(job)]
+    try:
+        child = subprocess.run(
+            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=limit
+        )
+    except subprocess.TimeoutExpired:
+        return None, ""
+    return child.returncode, child.stdout
 
 
 def _load(folder: Path, cached: bool) -> tuple[Skeleton, ...]:

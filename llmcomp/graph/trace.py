@@ -31,6 +31,7 @@ import numpy as np
 
 from llmcomp.checkpoint import Checkpoint
 from llmcomp.errors import ArchitectureError, LlmcompError
+from llmcomp.graph.bounds import NO_MEMORY, bounded_parameters, config_error, is_memory, limit_memory, one_line
 from llmcomp.graph.conversions import stored_parameters
 from llmcomp.graph.match import find_tensor, missing_tensors_error
 from llmcomp.graph.pieces import Pieces
@@ -86,7 +87,8 @@ def main(job_file: str) -> int:
     except LlmcompError as error:
         answer = {"error": type(error).__name__, "thing": error.thing, "reason": error.reason, "remedy": error.remedy}
     except Exception as error:
-        answer = {"error": "crash", "thing": f"{type(error).__name__}: {error}", "reason": traceback.format_exc(), "remedy": ""}
+        told = NO_MEMORY if is_memory(error) else f"{type(error).__name__}: {error}"
+        answer = {"error": "crash", "thing": told, "reason": traceback.format_exc(), "remedy": ""}
     else:
         answer = manifest
     (out / MANIFEST).write_text(json.dumps(answer, indent=1), encoding="utf8")
@@ -101,6 +103,7 @@ def trace(job: dict[str, Any], out: Path) -> dict[str, Any]:
 
     warnings.filterwarnings("ignore")
     checkpoint = open_checkpoint(**job["open"])
+    limit_memory(checkpoint)
     reason = None
     with tempfile.TemporaryDirectory() as scratch:
         folder = checkpoint.folder or _config_folder(checkpoint, Path(scratch))
@@ -115,7 +118,7 @@ def trace(job: dict[str, Any], out: Path) -> dict[str, Any]:
                     "Export a plain safetensors checkpoint of this model instead.",
                 ) from None
             reason = str(error)
-            model, addresses, real = _mapped_model(checkpoint, folder, auto_class, job["trust_remote_code"])
+            model, addresses, real = _mapped_model(checkpoint, folder, auto_class, job["trust_remote_code"], reason)
             found = _export(model, addresses, task, out, job["trust_remote_code"], None)
             # What was mapped and then copied by the exporter (routers) is in the graph by value.
             real |= {one.label for one in addresses.values()} - {w["tensor"] for weights in found.values() for w in weights}
@@ -182,11 +185,13 @@ def _task(checkpoint: Checkpoint, folder: Path, job: dict[str, Any]) -> tuple[st
 
     try:
         config = _plain_config(folder, job["trust_remote_code"])
-    except (ValueError, KeyError) as error:
+    except Exception as error:
         if "trust_remote_code" in str(error):
             raise ArchitectureError(
                 checkpoint.source, "the model brings its own code", "Read that code, then repeat with --trust-remote-code."
             ) from None
+        if is_memory(error) or _is_known(checkpoint.config.get("model_type")):
+            raise config_error(checkpoint, NO_MEMORY if is_memory(error) else one_line(error)) from None
         raise ArchitectureError(
             f"architecture {checkpoint.config.get('model_type')!r}", "transformers does not know it", "Check model_type in config.json."
         ) from None
@@ -229,6 +234,12 @@ def _inferred(architectures: list[str], tasks: Collection[str]) -> str:
     if conditional and any(name.endswith("ForConditionalGeneration") for name in architectures):
         return conditional
     return str(TasksManager._infer_task_from_model_or_model_class(model_class=_class_of(architectures)))
+
+
+def _is_known(model_type: Any) -> bool:
+    from transformers import CONFIG_MAPPING
+
+    return isinstance(model_type, str) and model_type in CONFIG_MAPPING
 
 
 def _check_versions(model_type: str, task: str) -> None:
@@ -300,7 +311,7 @@ def _empty_model(
     from transformers.pytorch_utils import Conv1D
 
     config = _plain_config(folder, trust)
-    with init_empty_weights(include_buffers=False):
+    with bounded_parameters(checkpoint), init_empty_weights(include_buffers=False):
         # Tables that an architecture computes (positions) are as exact as the checkpoint's own type makes them, with transformers too.
         model = auto_class.from_config(config, dtype=_own_type(checkpoint), trust_remote_code=trust)
     prefix = getattr(model, "base_model_prefix", "")
@@ -481,13 +492,23 @@ def _views(shapes: list[tuple[int, ...]], seed: int, kind: Any = None) -> Iterat
         yield flat[i * step : i * step + int(np.prod(shape))].view(*shape)
 
 
-def _mapped_model(checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: bool) -> tuple[Any, dict[int, Placed], set[str]]:
-    """The model as transformers loads it, its parameters mapped. Only parameters that are bytes of one stored tensor are explained."""
+def _mapped_model(
+    checkpoint: Checkpoint, folder: Path, auto_class: Any, trust: bool, reason: str
+) -> tuple[Any, dict[int, Placed], set[str]]:
+    """The model as transformers loads it, its parameters mapped. Only parameters that are bytes of one stored tensor are explained.
+
+    `reason` is why there is no other way.
+    """
     import torch
 
-    model, info = auto_class.from_pretrained(
-        folder, dtype="auto", trust_remote_code=trust, output_loading_info=True, ignore_mismatched_sizes=True
-    )
+    try:
+        model, info = auto_class.from_pretrained(
+            folder, dtype="auto", trust_remote_code=trust, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    except Exception as error:
+        raise ArchitectureError(
+            checkpoint.source, f"{reason}, and transformers does not load it either ({one_line(error)})", "Check config.json"
+        ) from error
     prefix = getattr(model, "base_model_prefix", "")
     for name, stored, wanted in sorted(info.get("mismatched_keys", ())):
         raise ArchitectureError(

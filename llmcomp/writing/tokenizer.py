@@ -25,6 +25,8 @@ from llmcomp.writing.full import is_full, told_of
 
 NAMES = ("openvino_tokenizer", "openvino_detokenizer")
 VERSIONED = ("llmcomp", "openvino", "openvino-tokenizers", "transformers")
+SECONDS = 900
+"""What a conversion may take; that of a vocabulary of 256 k takes half a minute."""
 MARK = "llmcomp-tokenizer-result:"
 
 
@@ -60,7 +62,10 @@ class Conversion:
             for path in self._cached.iterdir():
                 shutil.copyfile(path, self.folder / path.name)
             return
-        output, _ = self._child.communicate()
+        try:
+            output, _ = self._child.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            raise TokenizerError("the tokenizer", f"its conversion took more than {SECONDS} s", "Use --no-tokenizer") from None
         answers = [line[len(MARK) :] for line in output.splitlines() if line.startswith(MARK)]
         answer = json.loads(answers[-1]) if answers else {"reason": output[-2000:] or f"exit code {self._child.returncode}"}
         if self._child.returncode or "reason" in answer:

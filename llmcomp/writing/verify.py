@@ -133,14 +133,18 @@ def _run_parts(xml: Path, layers: Sequence[Layer], vocabulary: int) -> str:
 
 
 def _run_cut(xml: Path, cut: Cut, vocabulary: int, what: str, example: Path | None = None) -> None:
-    request = ov.Core().compile_model(cut.model, "CPU", PROPERTIES).create_infer_request()
     feed = _example(cut.model, example) or _made_up(cut, vocabulary)
-    for output in request.infer(feed).values():
+    try:
+        outputs = ov.Core().compile_model(cut.model, "CPU", PROPERTIES).create_infer_request().infer(feed)
+    except RuntimeError as error:
+        reason = "OpenVINO does not run it: " + " ".join(str(error).split())[-300:]
+        raise VerificationError(f"{xml.name}, {what}", reason, "Check config.json against the weights, or report this") from error
+    for output in outputs.values():
         if not np.isfinite(output).all():
             raise VerificationError(
                 f"{xml.name}, {what}",
                 f"{int((~np.isfinite(output)).sum())} of its outputs are NaN or Inf",
-                "Try another format, or report this.",
+                "Check config.json, try another format, or report this.",
             )
 
 

@@ -274,6 +274,6 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     refused(two, "2 safetensors files")
     quantized = tmp_path / "quantized"
     tiny_llama(quantized, quantization_config={"quant_method": "aqlm"})
-    refused(quantized, "already quantized with aqlm")
+    refused(quantized, "config.json: it says that the weights are already quantized with aqlm")
     (quantized / "config.json").write_text("[")
     refused(quantized, "not JSON")

@@ -41,8 +41,8 @@ def find(config: Mapping[str, Any], file: Path) -> Encoding | None:
     method, known = _method(settings), _encodings()
     if method not in known:
         raise CheckpointError(
-            str(file.parent),
-            f"its weights are already quantized with {method}",
+            str(file),
+            f"it says that the weights are already quantized with {method}",
             f"Give the original float checkpoint; of quantized ones, {', '.join(sorted(known))} are read",
         )
     return known[method](settings, file)
