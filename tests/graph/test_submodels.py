@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llmcomp import compressing
 from llmcomp.errors import OptionError
 from llmcomp.export import dry_run, export, plan_model
 from llmcomp.options import ExportOptions
+from llmcomp.writing.stream import BinWriter
 from tests.packed import packed_types
 
 PROPERTIES = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
@@ -198,3 +200,36 @@ def test_what_needs_one_text_model_is_refused_by_name(option: str, tmp_path: Pat
     with pytest.raises(OptionError, match=f"--{option.replace('_', '-')}.*openvino_encoder_model and openvino_decoder_model"):
         export(options)
     assert not (tmp_path / "out").exists()
+
+
+def test_broken_off_between_submodels_it_goes_on_with_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build("t5", tmp_path / "m")
+    run(tmp_path / "m", tmp_path / "whole")
+    written, write_ir = [], compressing.write_ir
+
+    def interrupted(graph: Any, *rest: Any) -> None:
+        if written:
+            raise KeyboardInterrupt
+        written.append(graph.skeleton.name)
+        write_ir(graph, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compressing, "write_ir", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "m", tmp_path / "out")
+    computed = []
+    kept = BinWriter.stream
+
+    def counting(self: BinWriter, layers: Any, *rest: Any) -> None:
+        layers = list(layers)
+        computed.extend(layers)
+        kept(self, layers, *rest)
+
+    monkeypatch.setattr(BinWriter, "stream", counting)
+    report = run(tmp_path / "m", tmp_path / "out", ("resume", True))
+    assert written == ["openvino_encoder_model"] and not computed
+    assert len(report["layers"]) == 36
+    for name in ("openvino_encoder_model", "openvino_decoder_model"):
+        for kind in ("xml", "bin"):
+            whole, resumed = ((tmp_path / folder / f"{name}.{kind}").read_bytes() for folder in ("whole", "out"))
+            assert whole == resumed
