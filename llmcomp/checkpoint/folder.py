@@ -192,7 +192,7 @@ def _indexed(folder: Path) -> dict[str, TensorInfo]:
     absent = [name for name in names if not (folder / name).is_file()]
     if absent:
         raise CheckpointError(
-            str(folder),
+            str(folder / INDEX),
             f"the index lists {len(names)} files, {len(names) - len(absent)} present: {', '.join(absent[:5])}{' ...' if len(absent) > 5 else ''} missing",
             "Download the missing shards",
         )
