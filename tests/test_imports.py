@@ -104,8 +104,8 @@ def test_torch_stays_in_the_children(path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("llmcomp", ("numpy", "torch", "openvino")),
-        ("llmcomp.cli", ("torch", "openvino", "transformers")),
+        ("llmcomp", ("numpy", "torch", "openvino", "matplotlib")),
+        ("llmcomp.cli", ("torch", "openvino", "transformers", "matplotlib")),
         ("llmcomp.formats", ("torch", "openvino")),
         ("llmcomp.checkpoint", ("torch", "transformers", "openvino")),
         ("llmcomp.calibration", ("torch", "transformers", "openvino", "datasets", "pyarrow")),

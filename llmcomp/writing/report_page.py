@@ -10,7 +10,6 @@ from typing import Any
 
 from llmcomp.pages.render import render
 from llmcomp.planning import FLOATS
-from llmcomp.writing import report_plots
 from llmcomp.writing.fates import FATES
 
 HERE = Path(__file__).parent
@@ -24,6 +23,9 @@ def markdown(report: Mapping[str, Any]) -> str:
 
 def page(report: Mapping[str, Any]) -> str:
     """The HTML page, complete in itself: nothing is loaded from elsewhere, and no script runs."""
+    # It loads matplotlib.
+    from llmcomp.writing import report_plots
+
     layers, calibrated = report["layers"], [x for x in report["layers"] if x["calibration"]]
     return render(
         HERE / "report.html.j2",

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from llmcomp.comparison import COLUMNS, check_output
-from llmcomp.comparison.plots import COLORS, layer_errors, size_against_loss
+from llmcomp.comparison.plots import layer_errors, size_against_loss
 from llmcomp.comparison.record import short_names
 from llmcomp.errors import OutputError
+from llmcomp.pages.plots import COLORS
 
 
 def model(number: str, **figures: Any) -> dict[str, Any]:

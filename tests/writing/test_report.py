@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -199,10 +200,14 @@ def test_the_page_has_what_the_json_has(plain: Path, calibrated: Path) -> None:
         )
         assert told == len(report["tensors"])
         svgs = ["<svg" + part.split("</svg>")[0] + "</svg>" for part in text.split("<svg")[1:]]
-        assert len(svgs) == charts and all(ElementTree.fromstring(svg).tag == "svg" for svg in svgs)
+        assert len(svgs) == charts and all(ElementTree.fromstring(svg).tag.endswith("}svg") for svg in svgs)
+        names = re.findall(r' id="([^"]+)"', text)
+        assert len(names) == len(set(names)) and set(re.findall(r'(?:href="|url\()#([^")]+)', text)) <= set(names)
         # A point for each layer in a block that was rounded, in the chart of errors.
         rounded = [x for x in report["layers"] if ".layers." in x["name"] and x["format"] != "keep"]
-        assert svgs[2].count("<title>") == len(rounded)
+        kinds = {x["name"].replace(".0.", ".1.") for x in rounded}
+        # With one more for each line in the legend.
+        assert len(re.findall(r"<use [^>]*fill: #", svgs[2])) == len(rounded) + len(kinds)
 
 
 def test_the_page_loads_nothing_and_escapes_everything(plain: Path) -> None:
@@ -212,7 +217,10 @@ def test_the_page_loads_nothing_and_escapes_everything(plain: Path) -> None:
     report["layers"][1]["name"] = f"{evil}.1.{evil}"
     page = Page(report_page.page(report))
     assert not {tag for tag, _ in page.tags} & {"script", "link", "img", "iframe", "object", "embed", "base"}
-    assert not [a for _, attributes in page.tags for a in attributes if a in ("href", "src", "xlink:href") or a.startswith("on")]
+    attributes = [pair for _, given in page.tags for pair in given.items()]
+    assert not [
+        a for a, value in attributes if a.startswith("on") or (a in ("href", "src", "xlink:href") and not str(value).startswith("#"))
+    ]
     assert "@import" not in page.text and "url(" not in page.text and page.text.count("y.js") >= 5
 
 
