@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from itertools import pairwise
 
 import matplotlib
 import pytest
@@ -70,7 +71,7 @@ def test_a_logarithmic_axis_has_a_few_figures_on_any_range(low: float, high: flo
         shown = [text for text in axes.get_yticklabels() if bottom <= text.get_position()[1] <= top]
         boxes = sorted(text.get_window_extent().extents.tolist()[1::2] for text in shown)
     assert bottom < low <= high < top and len(shown) >= 2
-    assert all(below[1] <= above[0] for below, above in zip(boxes, boxes[1:], strict=False)), "labels overlap"
+    assert all(below[1] <= above[0] for below, above in pairwise(boxes)), "labels overlap"
 
 
 @pytest.mark.parametrize(("blocks", "shown"), [(1, ["0"]), (600, [str(i) for i in range(0, 600, 50)]), (0, [])])
