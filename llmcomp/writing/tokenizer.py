@@ -28,6 +28,8 @@ VERSIONED = ("llmcomp", "openvino", "openvino-tokenizers", "transformers")
 SECONDS = 900
 """What a conversion may take; that of a vocabulary of 256 k takes half a minute."""
 MARK = "llmcomp-tokenizer-result:"
+SHOWN = 500
+"""Characters of what a library says about a tokenizer, which may quote all of a file."""
 
 
 class Conversion:
@@ -123,14 +125,14 @@ def _main(folder: Path, task: str, trust: bool) -> dict[str, str]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
     except Exception as error:
-        return {"reason": f"transformers cannot load it: {type(error).__name__}: {error}"}
+        return {"reason": f"transformers cannot load it: {type(error).__name__}: {str(error)[:SHOWN]}"}
     if task.startswith(("auto", "text-generation", "image-text-to-text")):
         # A batch of prompts is padded on the left, so that generation goes on where each one ends.
         tokenizer.padding_side = tokenizer.truncation_side = "left"
     try:
         parts = convert(tokenizer, with_detokenizer=True)
     except Exception as error:
-        return {"reason": f"openvino_tokenizers cannot convert it: {type(error).__name__}: {error}"}
+        return {"reason": f"openvino_tokenizers cannot convert it: {type(error).__name__}: {str(error)[:SHOWN]}"}
     for model, name in zip(parts, NAMES, strict=True):
         ov.save_model(model, folder / f"{name}.xml", compress_to_fp16=False)
     text = "Hello, world! 12 + 30 = 42."
