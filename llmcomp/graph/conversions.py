@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
 from llmcomp.checkpoint import Checkpoint
+from llmcomp.errors import ArchitectureError
 from llmcomp.graph.pieces import Piece, Pieces
+
+REMEDY = "Download the checkpoint again, or check config.json"
 
 
 def stored_parameters(model: Any, checkpoint: Checkpoint, prefix: str) -> dict[str, Pieces]:
@@ -34,6 +37,27 @@ def stored_parameters(model: Any, checkpoint: Checkpoint, prefix: str) -> dict[s
     return found
 
 
+def _check(target: str, sources: dict[str, list[str]], checkpoint: Checkpoint, wanted: tuple[int, ...]) -> None:
+    """Refuse parts that do not fit together.
+
+    Raises:
+        ArchitectureError: as many of each kind as of the others, all as wide as the parameter: that does not hold.
+    """
+    if not wanted:
+        return  # of no parameter of this model, as extra layers that predict further tokens are
+    if {len(names) for names in sources.values()} != {wanted[0] if len(wanted) == 3 else 1}:
+        counts = " and ".join(f"{len(names)} like {names[0]}" for names in sources.values())
+        raise ArchitectureError(checkpoint.source, f"{target} {list(wanted)} cannot be made of {counts}", REMEDY)
+    for names in sources.values():
+        usual = Counter(checkpoint.tensors[name].shape for name in names).most_common(1)[0][0]
+        for name in names:
+            shape = checkpoint.tensors[name].shape
+            if shape != usual or shape[1:] != wanted[max(1, len(wanted) - 1) :]:
+                raise ArchitectureError(
+                    f"{checkpoint.source}: tensor {name}", f"its shape is {list(shape)}, it is a part of {target} {list(wanted)}", REMEDY
+                )
+
+
 def _converted(
     target: str, sources: dict[str, list[str]], entry: Any, checkpoint: Checkpoint, wanted: tuple[int, ...]
 ) -> dict[str, Pieces]:
@@ -42,8 +66,9 @@ def _converted(
         return {}
     columns = [[Pieces.of(name, checkpoint.tensors[name].shape) for name in sources[pattern]] for pattern in entry.source_patterns]
     if operations in ([("MergeModulelist", 0)], [("MergeModulelist", 0), ("Concatenate", 1)], [("Concatenate", 0)]):
-        if len({len(column) for column in columns}) > 1 or any(len(one.matrices) > 1 for column in columns for one in column):
+        if any(len(one.matrices) > 1 for column in columns for one in column):
             return {}
+        _check(target, sources, checkpoint, wanted)
         return {target: Pieces(tuple(tuple(p for one in row for p in one.matrices[0]) for row in zip(*columns, strict=True)))}
     if operations == [("Chunk", 0)]:
         (piece,) = columns[0][0].matrices[0]

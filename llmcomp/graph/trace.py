@@ -195,12 +195,13 @@ def _task(checkpoint: Checkpoint, folder: Path, job: dict[str, Any]) -> tuple[st
         raise ArchitectureError(
             f"architecture {checkpoint.config.get('model_type')!r}", "transformers does not know it", "Check model_type in config.json."
         ) from None
-    model_type = getattr(config, "export_model_type", None) or config.model_type
+    field = "export_model_type" if getattr(config, "export_model_type", None) else "model_type"
+    model_type = getattr(config, field)
     try:
-        tasks = TasksManager.get_supported_tasks_for_model_type(model_type, "openvino", library_name="transformers")
+        tasks = TasksManager.get_supported_tasks_for_model_type(str(model_type), "openvino", library_name="transformers")
     except KeyError:
         raise ArchitectureError(
-            f"architecture {model_type!r}",
+            f"architecture {model_type!r} ({field} in config.json)",
             "optimum-intel has no OpenVINO exporter for it",
             "See its list of supported architectures; a newer optimum-intel may have it.",
         ) from None
@@ -269,7 +270,7 @@ def _class_of(architectures: list[str]) -> Any:
     for name in architectures:
         if hasattr(transformers, name):
             return getattr(transformers, name)
-    raise ArchitectureError(f"architectures {architectures}", "the task cannot be told from it", "Give it with --task.")
+    raise ArchitectureError(f"architectures {architectures} in config.json", "the task cannot be told from it", "Give it with --task.")
 
 
 class Known:
@@ -350,7 +351,8 @@ def _empty_model(
         used = {t for one in (*matrices, *experts) for t in one.pieces.tensors} | {t for _, pieces in others for t in pieces.tensors}
         if checkpoint.folder is None or not checkpoint.plain:
             raise missing_tensors_error(missing, set(checkpoint.tensors) - used, checkpoint.source)
-        raise ContractError(f"the checkpoint stores {missing[0]} and {len(missing) - 1} more tensors in another form")
+        more = f" and {len(missing) - 1} more" if missing[1:] else ""
+        raise ContractError(f"the checkpoint stores {missing[0]}{more} in another form")
 
     real = {tensor for _, pieces in others for tensor in pieces.tensors} | compared
     known = Known()

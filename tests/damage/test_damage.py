@@ -54,8 +54,9 @@ class Case:
         self.damage, self.home, self.folder, self.out = damage, home, home / "m", home / "out"
         # What a message may name: also a tensor that is missed or has another shape.
         names = {*tensors(good / damage.source)}
-        # Experts that are stored one by one are parameters of one stack.
+        # Experts that are stored one by one are parameters of one stack, of two kinds below each other.
         names |= {re.sub(r"\.experts\.\d+\.(\w+)\.weight$", r".experts.\1", name) for name in names}
+        names |= {name.replace(".experts.gate_proj", ".experts.gate_up_proj") for name in names}
         shutil.copytree(good / damage.source, self.folder)
         damage.apply(self.folder, seed)
         self.words = (damage.file, *damage.words, *names, *(tensors_named(self.folder)))

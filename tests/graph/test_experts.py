@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from llmcomp import checkpoint as checkpoints
+from llmcomp.errors import ArchitectureError
 from llmcomp.export import dry_run, export
 from llmcomp.graph.model import ModelGraph, unused_tensors
 from llmcomp.graph.skeleton import get_skeletons
 from llmcomp.options import ExportOptions
 from tests.calibration.architectures import EXPERTS, save
+from tests.damage.sources import mixture
 from tests.test_path import logits
 
 STACKS = {"gpt_oss": ("gate_up_proj", "down_proj")}
@@ -74,3 +77,19 @@ def packed_products(xml: Path) -> list[str]:
             assert "u4" in types, types
         found.append(kind)
     return found
+
+
+@pytest.mark.parametrize("damage", ["missing", "turned"])
+def test_experts_that_do_not_fit_together_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    """Of two experts that a checkpoint stores one by one."""
+    monkeypatch.setenv("LLMCOMP_CACHE", str(tmp_path / "cache"))
+    mixture(tmp_path / "m")
+    file = tmp_path / "m" / "model.safetensors"
+    tensors, name = load_file(file), "model.layers.0.mlp.experts.1.down_proj.weight"
+    turned = tensors.pop(name).T
+    save_file(tensors if damage == "missing" else {**tensors, name: np.ascontiguousarray(turned)}, file)
+    told = (
+        r"down_proj \[2, 16, 32\] cannot be made of 1 like model\." if damage == "missing" else rf"tensor {name}: its shape is \[32, 16\]"
+    )
+    with pytest.raises(ArchitectureError, match=told):
+        dry_run(options_of(tmp_path, "plan", {"weight_format": "int8"}))
