@@ -55,21 +55,29 @@ OPS: Any = StraightThrough()
 
 
 def fake_quantize(
-    fmt: Format, w: torch.Tensor, group_size: int, scale: torch.Tensor, zero_point: torch.Tensor | None = None
+    fmt: Format, w: torch.Tensor, group_size: int, scale: torch.Tensor, zero_point: torch.Tensor | None = None, half: bool = True
 ) -> torch.Tensor:
     """w [out, in] as the format stores it under these scales [out, groups, 1] and, where the format has them, real zero points of that shape,
-    which are rounded and clipped to its codes; f32.
+    which are rounded and clipped to its codes; f32. Scales are stored as f16, or as f32 without `half`.
 
     Raises:
         OptionError: a format that is no integer one, or zero points that do not go with it.
     """
     check_trainable(fmt, zero_point is not None)
+    codes, stored, zeros = stored_values(fmt, w, group_size, scale, zero_point, half)
+    return torch.as_tensor(fmt.decode(OPS, codes, stored, zeros)).reshape(w.shape)
+
+
+def stored_values(
+    fmt: Format, w: torch.Tensor, group_size: int, scale: torch.Tensor, zero_point: torch.Tensor | None, half: bool = True
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """(codes [out, groups, size], scales and zero points [out, groups, 1] as they are stored) of what `fake_quantize` gives, all f32."""
     grouped = w.float().reshape(grouped_shape(tuple(w.shape), group_size))
-    stored = _Through.apply(scale, scale.detach().half().float())
+    stored = _Through.apply(scale, scale.detach().half().float()) if half else scale
     zeros = None
     if zero_point is not None:
         zeros = OPS.clip(OPS.round(zero_point), 0.0, float(2**fmt.bits - 1))
-    return torch.as_tensor(fmt.decode(OPS, fmt.encode(OPS, grouped, stored, zeros), stored, zeros)).reshape(w.shape)
+    return torch.as_tensor(fmt.encode(OPS, grouped, stored, zeros)), stored, zeros
 
 
 def check_trainable(fmt: Format, has_zero_point: bool) -> None:
