@@ -54,6 +54,8 @@ class Written:
     plan: Plan
     layout: Layout
     done: Compressed
+    factors: Factors
+    """What folds have done to the weights before they were rounded."""
 
 
 def write_model(graph: ModelGraph, plan: Plan, data: Data, folder: Path, run: Run) -> Written:
@@ -75,10 +77,11 @@ def write_model(graph: ModelGraph, plan: Plan, data: Data, folder: Path, run: Ru
         graph, permuted = permute(graph, choose_inner(graph, plan), workers())
         if sections is not None:
             take_orders(sections, graph)
-    done = replace(_compress(graph, plan, layout, folds, sections, samples, unfinished, finished, run), permuted=permuted)
+    done, factors = _compress(graph, plan, layout, folds, sections, samples, unfinished, finished, run)
+    done = replace(done, permuted=permuted)
     with run.stage("write"):
         write_ir(graph, schemes, layout, done.tail, folder / f"{name}.xml", rt_info(options, plan))
-    return Written(plan, layout, done)
+    return Written(plan, layout, done, factors)
 
 
 def divided(graph: ModelGraph, plan: Plan, run: Run) -> tuple[Sections | None, Plan]:
@@ -111,7 +114,7 @@ def _compress(
     unfinished: Unfinished,
     finished: Mapping[str, Mapping[str, Any]],
     run: Run,
-) -> Compressed:
+) -> tuple[Compressed, Factors]:
     schemes, folder = plan.schemes, unfinished.folder
     matrices = {layer.name: (layer, scheme) for layer, scheme in planning.stored(graph.layers, schemes)}
 
@@ -166,7 +169,7 @@ def _compress(
                 writer.stream(rest, quantizer(factors), factors, tables)
                 tail = writer.finish(factors)
             _tell_faded(writer.outcomes, calibrated.layers if calibrated else {}, run)
-            return Compressed(writer.outcomes, tail, folded, calibrated.layers if calibrated else {})
+            return Compressed(writer.outcomes, tail, folded, calibrated.layers if calibrated else {}), factors
     finally:
         kernels.clear_cache()
 

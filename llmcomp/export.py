@@ -5,7 +5,7 @@ Everything that can be known without reading a weight is checked before one is r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,8 +54,12 @@ class Result:
     report: Mapping[str, Any]
 
 
-def export(options: ExportOptions, progress: Progress | None = None) -> Result:
-    """Compress `options.model` into the folder `options.output`.
+Observe = Callable[[ModelGraph, Written, Path], None]
+"""Is shown a graph and what has been written of it into a folder."""
+
+
+def export(options: ExportOptions, progress: Progress | None = None, observe: Observe | None = None) -> Result:
+    """Compress `options.model` into the folder `options.output`. `observe` sees each submodel when it is verified, before the folder is there.
 
     Raises:
         LlmcompError: before any weight is read where that can be known; then no output folder is left either.
@@ -110,6 +114,9 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Result:
         with run.stage("verify"):
             mode = verify.choose(options.verify, sum(one.layout.size for one in written.values()))
             verified = {graph: _verify(mode, folder, graph, one) for graph, one in written.items()}
+        if observe is not None:
+            for graph, one in written.items():
+                observe(graph, one, folder)
         evaluation = budgeting.evaluation if budgeting else None
         if evaluation is None and options.eval and text is not None:
             evaluation = _judge(options, checkpoint, folder, text, run)
