@@ -50,7 +50,7 @@ class Begun:
         with safe_open(path, "numpy") as file:
             held, told = {key: file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118
         weights = {
-            name: CompressedWeight(formats.get(kind), tuple(shape), group, *(held.get(f"{name}/{part}") for part in PARTS))
+            name: CompressedWeight(formats.get(kind), tuple(shape), group, *(held.get(f"{name}/{part}") for part in PARTS))  # type: ignore[arg-type]
             for name, (kind, group, shape) in json.loads(told["weights"]).items()
         }
         columns, rows = (
