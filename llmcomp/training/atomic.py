@@ -11,7 +11,17 @@ def sync(path: Path) -> None:
     if path.is_dir():
         for inner in path.iterdir():
             sync(inner)
-    handle = os.open(path, os.O_RDONLY)
+        sync_entry(path)
+        return
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def sync_entry(folder: Path) -> None:
+    """The names in a folder are on disk; Windows opens no folders, and keeps names by itself."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -25,16 +35,8 @@ def move(partial: Path, path: Path) -> None:
     sync_entry(path.parent)
 
 
-def sync_entry(folder: Path) -> None:
-    """The names in a folder are on disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def write_text(path: Path, text: str) -> None:
+    """As a whole: a reader finds the text of before or this."""
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text, encoding="utf8")
     move(partial, path)

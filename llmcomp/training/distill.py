@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import (
     DataLoaderConfiguration,
     DistributedDataParallelKwargs,
@@ -30,6 +30,7 @@ from llmcomp.errors import OptionError, TrainingError
 from llmcomp.training import logits, state
 from llmcomp.training.batches import MicroBatches, Rows, Shares, as_it_is, share_out
 from llmcomp.training.divergence import Targets, summed_divergence
+from llmcomp.training.processes import join
 from llmcomp.training.schedule import Budget, ClockBudget, StepBudget, Stopwatch, curve
 from llmcomp.training.settings import Settings
 from llmcomp.training.state import Position
@@ -96,13 +97,17 @@ def train(
     parameters end as those of an undisturbed one, to the bit; a budget of seconds makes rates follow the clock, and cannot keep that.
 
     Raises:
-        OptionError: no rows, rows in both sets, nothing to train, a trainable parameter that is not f32, a group without a rate, tensorboard missing.
+        OptionError: no rows, rows in both sets, a student of another vocabulary, nothing to train, a trainable parameter that is not f32, a group
+            without a rate, tensorboard missing.
         OutputError: the cache is of other rows; the folder holds a run that is not to be resumed.
         TrainingError: a run that is resumed with other settings, rows, teacher or processes; a loss or a gradient that is no number.
     """
     parameters = state.trainable(student)
     _check(rows, held_out_rows, parameters, settings)
     optimizer = _optimizer(parameters, groups, settings)
+    columns = logits.vocabulary_of(student)
+    if columns != cache.vocabulary:
+        raise OptionError("the student", f"the student has {columns} tokens, the teacher {cache.vocabulary}", "Give both one vocabulary")
     cache.check(np.concatenate([rows, held_out_rows]))
     was = student.training
     student.train()
@@ -188,7 +193,7 @@ class _Run:
     ) -> None:
         self.parameters, self.settings, self.folder = parameters, settings, folder
         self.position = Position()
-        self.shares: Shares = share_out(len(rows), PartialState().num_processes, settings.batch_rows, settings.microbatch_rows)
+        self.shares: Shares = share_out(len(rows), join().num_processes, settings.batch_rows, settings.microbatch_rows)
         found = state.newest(folder) if resume else None
         start = int(found.name.removeprefix(state.STATE)) if found else 0
         trackers: list[Any] = [JsonLines(folder / LOG, start if found else -1)]
@@ -225,16 +230,11 @@ class _Run:
             "kept": cache.k,
             "processes": self.shares.processes,
         }
-        told: list[Any] = [None]
+        # All processes read before the first one writes, so that all refuse or none.
+        state.check_run(self.folder, run, resume)
+        self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
-            try:
-                state.begin(self.folder, run, resume)
-            except Exception as error:
-                told = [error]
-        # What the first process refuses, the others must not wait for.
-        broadcast_object_list(told)
-        if told[0] is not None:
-            raise told[0]
+            state.write_run(self.folder, run)
 
     def _budget(self) -> Budget:
         if self.settings.seconds is not None:
@@ -350,11 +350,10 @@ class _Run:
         if position.step == 0:
             position.first_kl = position.kl
         if not math.isfinite(position.kl):
-            raise TrainingError(
-                f"distillation, held-out rows at step {position.step}",
-                f"the KL is {position.kl}",
-                "Lower the learning rates; the best state so far is kept",
+            remedy = (
+                "Lower the learning rates; the best state so far is kept" if position.step else "Give a student whose weights are numbers"
             )
+            raise TrainingError(f"distillation, held-out rows at step {position.step}", f"the KL is {position.kl}", remedy)
         if position.kl < position.best_kl:
             position.best_kl, position.best_step, position.stale = position.kl, position.step, 0
             if self.accelerator.is_main_process:

@@ -127,22 +127,31 @@ def save_state(accelerator: Any, folder: Path, step: int) -> None:
     accelerator.wait_for_everyone()
 
 
-def begin(folder: Path, run: dict[str, Any], resume: bool) -> None:
-    """Write down what the run is, or compare it with what is written.
+def check_run(folder: Path, run: dict[str, Any], resume: bool) -> None:
+    """Compare what a run is with what is written of the one that began here.
 
     Raises:
-        OutputError: a run has begun here and is not to be resumed.
+        OutputError: there is one, and it is not to be resumed.
         TrainingError: it is resumed with something else.
     """
     path = folder / RUN
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(run, indent=1))
         return
     if not resume:
         raise OutputError(f"{folder}", "a training run has begun here", "Resume it, or give another folder")
-    before = json.loads(path.read_text(encoding="utf8"))
-    for key in sorted(run.keys() | before.keys()):
-        if run.get(key) != before.get(key):
-            found = f"it began with {key} {before.get(key)}, and is to go on with {run.get(key)}"
+    before = _flat(json.loads(path.read_text(encoding="utf8")))
+    now = _flat(run)
+    for key in sorted(now.keys() | before.keys()):
+        if now.get(key) != before.get(key):
+            found = f"it began with {key} {before.get(key)}, and is to go on with {now.get(key)}"
             raise TrainingError(f"{folder}", found, "Give what it began with, or another folder")
+
+
+def _flat(run: dict[str, Any]) -> dict[str, Any]:
+    """Settings by their names, so that a message names one."""
+    return {**{key: value for key, value in run.items() if key != "settings"}, **run["settings"]}
+
+
+def write_run(folder: Path, run: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / RUN, json.dumps(run, indent=1))

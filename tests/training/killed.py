@@ -1,20 +1,20 @@
-"""A run in a process of its own: `python -m tests.training.killed FOLDER STEP RESUME JSON` is killed behind that step, or ends if it is 0.
-
-JSON: changes of the settings. Dropout makes the state of the random numbers count."""
+"""Work for `apart` that kills itself on the way."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 from pathlib import Path
+from typing import Any
 
 from llmcomp.training.distill import train
-from tests.training.models import cached, one_group, rows, settings, student
+from llmcomp.training.teacher import write_cache
+from tests.training.models import cached, llama, one_group, rows, settings, student
 
 
-def main(folder: Path, kill: int, resume: bool, more: dict[str, object]) -> None:
+def training(folder: Path, kill: int, resume: bool, more: dict[str, Any]) -> None:
+    """Killed behind step `kill`, or not if it is 0. Dropout makes the state of the random numbers count."""
+
     def tell(step: int, *_: float) -> None:
         if step == kill:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -24,5 +24,11 @@ def main(folder: Path, kill: int, resume: bool, more: dict[str, object]) -> None
     train(model, one_group, r, h, cached(folder.parent / f"{folder.name}.cache", r, h), settings(**more), folder, tell, resume)
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "1", json.loads(sys.argv[4]))
+def caching(folder: Path, kill: int) -> None:
+    """Killed behind that many rows of six."""
+
+    def tell(finished: int, total: int) -> None:
+        if finished == kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    write_cache(folder, llama(), rows(6), "t", 8, 1, tell)

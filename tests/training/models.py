@@ -18,7 +18,14 @@ VOCABULARY, LENGTH = 96, 16
 def llama(seed: int = 0, **more: Any) -> LlamaForCausalLM:
     """Random, with logits of a spread that language has: those of freshly made weights are all alike."""
     torch.manual_seed(seed)
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     model = LlamaForCausalLM(LlamaConfig(max_position_embeddings=64, **{**sizes, "tie_word_embeddings": False, **more}))
     with torch.no_grad():
         model.get_output_embeddings().weight.mul_(20)

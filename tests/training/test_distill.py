@@ -57,13 +57,14 @@ def test_a_disturbed_student_comes_back(tmp_path: Path) -> None:
     assert told[-1][4] == 0 and told[0][4] > 0
 
 
-def test_one_step_is_that_of_torch(tmp_path: Path) -> None:
-    """Mean over the tokens of microbatches, clipping and AdamW, written out."""
-    model = student()
+@pytest.mark.parametrize("tied", [False, True])
+def test_one_step_is_that_of_torch(tmp_path: Path, tied: bool) -> None:
+    """Mean over the tokens of microbatches, clipping and AdamW, written out; a tied matrix gets the gradients of both its uses."""
+    model = student(tie_word_embeddings=tied)
     twin = {name: p.detach().clone() for name, p in model.named_parameters()}
     more = {"steps": 1, "batch_rows": 12, "microbatch_rows": 5, "warmup_share": 0.0, "weight_decays": {"all": 0.1}}
     go(tmp_path, model, k=VOCABULARY, **more)
-    other = student()
+    other = student(tie_word_embeddings=tied)
     ids = torch.from_numpy(R)
     with torch.no_grad():
         p = llama()(input_ids=ids).logits.log_softmax(-1)
@@ -164,10 +165,18 @@ def test_a_loss_that_is_no_number_stops_it_with_the_best_kept(tmp_path: Path) ->
             with torch.no_grad():
                 model.model.norm.weight.fill_(torch.nan)
 
-    with pytest.raises(TrainingError, match="step 7: the loss is nan. Lower the learning rates"):
+    with pytest.raises(TrainingError, match=r"step 7: the loss is nan\. Lower the learning rates"):
         go(tmp_path, model, tell=spoil)
     assert state.best_of(tmp_path / "run")[0] == 5
     assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+
+def test_a_start_that_is_no_number_is_told_as_that(tmp_path: Path) -> None:
+    model = student()
+    with torch.no_grad():
+        model.model.norm.weight[0] = torch.inf
+    with pytest.raises(TrainingError, match=r"step 0: the KL is nan\. Give a student"):
+        go(tmp_path, model)
 
 
 def test_a_gradient_that_is_no_number_stops_it(tmp_path: Path) -> None:
@@ -217,13 +226,16 @@ def test_a_student_whose_logits_are_its_own_matter(tmp_path: Path) -> None:
         ({"h": rows(0)}, "held-out rows: they have the shape"),
         ({"h": np.concatenate([H, R[3:5]])}, "2 of them are training rows too"),
         ({"h": rows(2, 3, 8)}, "they have 8 tokens, the training rows 16"),
+        ({"vocab_size": 97}, "the student has 97 tokens, the teacher 96"),
         ({"trainable": "nothing"}, "no parameter of it has requires_grad"),
         ({"dtype": torch.bfloat16}, "in which small steps vanish"),
         ({"groups": lambda name: "other"}, "its group other has no learning rate"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(tmp_path: Path, given: dict[str, Any], said: str) -> None:
-    model = student(trainable=given.get("trainable", "")).to(given.get("dtype", torch.float32))
+    model = student(trainable=given.get("trainable", ""), vocab_size=given.get("vocab_size", VOCABULARY)).to(
+        given.get("dtype", torch.float32)
+    )
     cache = cached(tmp_path / "c", R, H)
     with pytest.raises(OptionError, match=said):
         train(model, given.get("groups", one_group), given.get("r", R), given.get("h", H), cache, settings(steps=1), tmp_path / "run")
@@ -271,8 +283,9 @@ def test_every_row_comes_once_in_an_epoch(count: int, processes: int) -> None:
     micro = [next(stream) for _ in range(3 * count * shares.accumulated * processes)]
     assert all(0 < len(batch) <= 3 for batch in micro)
     per_step = shares.accumulated * processes
-    steps = [sorted(sum(micro[i : i + per_step], [])) for i in range(0, len(micro), per_step)]
+    steps = [[row for batch in micro[i : i + per_step] for row in batch] for i in range(0, len(micro), per_step)]
     assert all(len(step) == shares.step_rows for step in steps)
-    assert sorted(sum(steps, []))[: 3 * shares.step_rows] and set(np.bincount(sum(steps, []))) == {3 * shares.step_rows}
+    # As many steps as three times the rows are whole epochs.
+    assert np.bincount(np.concatenate(steps)).tolist() == [3 * shares.step_rows] * count
     later = iter(MicroBatches(shares, 0, 2))
     assert [next(later) for _ in range(per_step)] == micro[2 * per_step : 3 * per_step]

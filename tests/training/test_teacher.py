@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,8 @@ from llmcomp.errors import DiskSpaceError, OptionError, OutputError
 from llmcomp.training import teacher
 from llmcomp.training.teacher import TeacherCache, cache_bytes, open_cache, write_cache
 from tests.reference.divergence import log_softmax
+from tests.training.apart import apart
+from tests.training.killed import caching
 from tests.training.models import LENGTH, VOCABULARY, llama, rows
 
 
@@ -79,21 +78,11 @@ def test_a_model_of_its_own_way_is_read_by_its_own_forward_pass(tmp_path: Path) 
     np.testing.assert_allclose(cache.log_p, z.log_softmax(-1).topk(4).values.detach(), rtol=2**-11, atol=1e-4)
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from llmcomp.training.teacher import write_cache
-from tests.training.models import llama, rows
-write_cache(Path(sys.argv[1]), llama(), rows(6), "t", 8, 1, lambda done, total: os.kill(os.getpid(), signal.SIGKILL) if done == 3 else None)
-"""
-
-
 def test_a_killed_one_goes_on_behind_the_finished_rows(tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     write_cache(whole, llama(), rows(6), "t", 8)
     cut = tmp_path / "cut"
-    code = subprocess.run([sys.executable, "-c", KILLED, str(cut)], env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode
-    assert code == -signal.SIGKILL
+    assert apart(caching, cut, 3) == -signal.SIGKILL
     with pytest.raises(OutputError, match="3 of 6 rows are finished"):
         open_cache(cut, rows(6), "t", 8)
     seen: list[int] = []
@@ -105,7 +94,11 @@ def test_a_killed_one_goes_on_behind_the_finished_rows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [({"identity": "another"}, "its teacher is t, not another"), ({"k": 9}, "its k is 8, not 9"), ({"rows": rows(3, 7)}, "its digest of the rows")],
+    [
+        ({"identity": "another"}, "its teacher is t, not another"),
+        ({"k": 9}, "its k is 8, not 9"),
+        ({"rows": rows(3, 7)}, "its digest of the rows"),
+    ],
 )
 def test_what_is_of_something_else_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     write_cache(tmp_path, llama(), rows(3), "t", 8)
