@@ -18,7 +18,6 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import (
     DataLoaderConfiguration,
-    DistributedDataParallelKwargs,
     GradientAccumulationPlugin,
     broadcast_object_list,
     set_seed,
@@ -168,8 +167,6 @@ def _accelerator(settings: Settings, accumulated: int, folder: Path, trackers: l
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=accumulated, sync_with_dataloader=False),
         # Batches have their own lengths: none may be filled up or dropped.
         dataloader_config=DataLoaderConfiguration(even_batches=False),
-        # Evaluations have other numbers of batches in each process, and must not wait for buffers.
-        kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
         step_scheduler_with_optimizer=False,
         project_dir=str(folder),
         log_with=trackers,
@@ -337,6 +334,7 @@ class _Run:
     def _evaluate(self) -> None:
         """Held-out KL; the trainable tensors are kept if it is the lowest so far."""
         began, position = self.watch.seconds, self.position
+        # Processes have different numbers of batches here, and the wrapped one would wait for the others in each.
         model = self.accelerator.unwrap_model(self.model)
         model.eval()
         mine = range(self.accelerator.process_index, len(self.held_out), self.accelerator.num_processes)
@@ -379,4 +377,6 @@ class _Run:
             state.load_tensors(path, self.parameters)
 
     def close(self) -> None:
-        self.accelerator.end_training()
+        # Not accelerate's `end_training`, which parts the processes: the caller may have more for them to do.
+        for tracker in self.accelerator.trackers:
+            tracker.finish()

@@ -25,3 +25,8 @@ def join() -> Any:
         reason = f"{started} processes were started, of which this one sees {found.num_processes}"
         raise TrainingError("distillation", reason, "Call llmcomp.training.processes.join() before anything else of accelerate")
     return found
+
+
+def leave() -> None:
+    """Part from the others, at the end of a program."""
+    PartialState().destroy_process_group()

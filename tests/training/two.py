@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llmcomp.training.distill import train
-from llmcomp.training.processes import join
+from llmcomp.training.processes import join, leave
 from tests.training.models import cached, one_group, rows, settings, student
 
 INTERRUPTED = 11
@@ -42,3 +42,4 @@ def main(folder: Path, batch: int, interrupted: bool) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), int(sys.argv[2]), True)
+    leave()
