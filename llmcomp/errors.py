@@ -104,6 +104,12 @@ class BudgetError(LlmcompError):
     exit_code = 9
 
 
+class TrainingError(LlmcompError):
+    """Training that left the numbers, or cannot go on from where it stopped."""
+
+    exit_code = 14
+
+
 NOT_JUDGED, PARTLY = 8, 13
 """Exit codes of what is no error of ours to raise: the judge could not do its work; and a model that is complete, of which fewer weights than `--min-share`
 says have got their format."""

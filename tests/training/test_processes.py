@@ -1,0 +1,59 @@
+"""Two processes do what one does with twice the batch."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from llmcomp.errors import TrainingError
+from llmcomp.training import state
+from llmcomp.training.processes import join
+from llmcomp.training.tracker import read_log
+from tests.training.two import main
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def test_two_processes_are_one_with_twice_the_batch_also_when_resumed(tmp_path: Path) -> None:
+    # Microbatches of two and one.
+    batch = 3
+    two, one = tmp_path / "two", tmp_path / "one"
+    # `accelerate launch --cpu` starts one process, however many it is asked for; torchrun is what it calls for several.
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
+    launch += ["-m", "tests.training.two", str(two), str(batch)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(launch, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("interrupted") == 2
+    main(one, 2 * batch, False)
+    curves = [
+        [(line["step"], line.get("loss", line.get("kl")), line.get("tokens")) for line in read_log(f / "run" / "log.jsonl")]
+        for f in (one, two)
+    ]
+    assert [c[0] for c in curves[0]] == [0, 1, 2, 3, 3, 4, 5, 6, 6, 7, 8, 8]
+    assert [(c[0], c[2]) for c in curves[0]] == [(c[0], c[2]) for c in curves[1]]
+    # Sums in another order; Adam makes steps of the same size of tiny gradients, so that it grows.
+    assert [c[1] for c in curves[1]] == pytest.approx([c[1] for c in curves[0]], rel=1e-3)
+    assert [c[1] for c in curves[1][:2]] == pytest.approx([c[1] for c in curves[0][:2]], rel=1e-6)
+    assert {path.name for path in (two / "run" / "state-00000008").glob("random*")} == {"random_states_0.pkl", "random_states_1.pkl"}
+    a, b = (load_file(f / "run" / "state-00000008" / state.TENSORS) for f in (one, two))
+    assert max(float((a[name] - b[name]).abs().max()) for name in a) < 3e-4
+    assert torch.cat([(a[n] - b[n]).flatten() for n in a]).abs().mean() < 1e-5
+
+
+def test_a_process_that_has_lost_the_others_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    join()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(TrainingError, match="2 processes were started, of which this one sees 1"):
+        join()
