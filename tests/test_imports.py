@@ -43,6 +43,7 @@ ALLOWED: dict[str, set[str]] = {
         *("permuting", "planning", "preparing", "running", "threads", "writing"),
     },
     "forecasting": {"calibration", "graph", "planning", "writing"},
+    "starting": {"compressing", "errors", "formats", "graph", "planning", "training"},
     "training": {"checkpoint", "errors", "formats", "graph"},
     "measuring": {"algorithms", "calibration", "errors", "graph", "planning", "solving"},
     "judging": {"judge", "checkpoint", "errors", "progress"},
@@ -52,7 +53,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 """Room -> rooms that it may import. cli and the entry paths may import every room."""
 
-ENTRY = {"export", "compress", "inspect", "cli", "__init__", "__main__"}
+ENTRY = {"distilling", "export", "compress", "inspect", "cli", "__init__", "__main__"}
 TORCH = {"torch", "transformers", "optimum", "accelerate", "openvino_tokenizers"}
 TORCH_FILES = {
     "graph/trace.py",

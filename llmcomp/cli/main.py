@@ -15,13 +15,13 @@ from llmcomp.imports import TELEMETRY, hide
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. An error of ours is one message on stderr, anything else a traceback."""
-    from llmcomp.cli import compare, eval, export, inspect, measure, plan
+    from llmcomp.cli import compare, distill, eval, export, inspect, measure, plan
 
     hide(TELEMETRY)
     parser = argparse.ArgumentParser(prog="llmcomp", description="Compress Hugging Face checkpoints to small OpenVINO models.")
     parser.add_argument("--version", action="version", version=f"llmcomp {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (export, measure, plan, inspect, eval, compare):
+    for command in (export, measure, plan, inspect, eval, compare, distill):
         command.add_parser(commands)
     parsed = parser.parse_args(arguments)
     if threading.current_thread() is not threading.main_thread():

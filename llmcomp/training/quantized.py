@@ -44,10 +44,13 @@ class FakeQuantizedWeight(torch.nn.Module):  # type: ignore[misc]
     """[rank, in]"""
     lora_B: torch.nn.Parameter | None
     """[out, rank]"""
+    gain: torch.nn.Parameter
     zero_point: torch.nn.Parameter | None
+    """[out, groups, 1], real; it is rounded where it is used."""
 
-    def __init__(self, start: Start, rank: int = 0, seed: int = 0) -> None:
-        """
+    def __init__(self, start: Start, rank: int = 0, seed: int = 0, frozen: bool = False) -> None:
+        """`frozen`: the codes stay, whatever the scales become.
+
         Raises:
             OptionError: a format that is not trained, or a rank that is larger than a side of the weight.
         """
@@ -55,8 +58,9 @@ class FakeQuantizedWeight(torch.nn.Module):  # type: ignore[misc]
         weight = start.weight.stored()
         check_trainable(weight.format, weight.zero_point is not None)
         check_rank(rank, weight.shape)
-        self.format, self.group_size, self.transposed = weight.format, weight.group_size, start.transposed
-        self.scale = torch.nn.Parameter(torch.from_numpy(weight.scale.astype(np.float32)))
+        self.format, self.group_size, self.transposed, self.frozen = weight.format, weight.group_size, start.transposed, frozen
+        self.register_buffer("first_scale", torch.from_numpy(weight.scale.astype(np.float32)))
+        self.gain = torch.nn.Parameter(torch.ones_like(self.first_scale))
         self.half = weight.scale_type == "f16"
         zeros = weight.zero_point
         self.zero_point = None if zeros is None else torch.nn.Parameter(torch.from_numpy(zeros.astype(np.float32)))
@@ -72,18 +76,27 @@ class FakeQuantizedWeight(torch.nn.Module):  # type: ignore[misc]
             self.lora_A, self.lora_B = torch.nn.Parameter(drawn), torch.nn.Parameter(torch.zeros(rows, rank))
 
     @property
+    def scale(self) -> torch.Tensor:
+        """[out, groups, 1]. What is trained is its ratio to the first one, so that one learning rate suits all."""
+        return self.first_scale * self.gain
+
+    @property
     def rank(self) -> int:
         return 0 if self.lora_A is None else len(self.lora_A)
 
     def latent(self, w: torch.Tensor) -> torch.Tensor:
         """What is rounded, (out, in) f32."""
         w = (w.T if self.transposed else w).float()
+        if self.frozen:
+            # A weight is its level times the first scale, to a rounding.
+            grouped = w.reshape(formats.grouped_shape(tuple(w.shape), self.group_size))
+            return (torch.round(grouped / self.first_scale) * self.scale).reshape(w.shape)
         if self.lora_A is None or self.lora_B is None or not self.active:
             return w
         return torch.addmm(w, self.lora_B[:, : self.active], self.lora_A[: self.active])
 
     def forward(self, w: torch.Tensor) -> torch.Tensor:
-        quantize = compiled() if self.scale.requires_grad and torch.is_grad_enabled() else fake_quantize
+        quantize = compiled() if self.gain.requires_grad and torch.is_grad_enabled() else fake_quantize
         # Parametrized modules hold their own dtype; what a format decodes is f32.
         found = quantize(self.format, self.latent(w), self.group_size, self.scale, self.zero_point, self.half).to(w.dtype)
         return found.T if self.transposed else found
@@ -127,19 +140,20 @@ def compiled() -> Callable[..., torch.Tensor]:
 
 
 def quantize_weight(
-    modules: Sequence[torch.nn.Module], start: Start, rank: int = 0, trains_weight: bool = False, seed: int = 0
+    modules: Sequence[torch.nn.Module], start: Start, rank: int = 0, trains_weight: bool = False, frozen: bool = False, seed: int = 0
 ) -> FakeQuantizedWeight:
     """Put one parametrization on the weight of `modules`, which are tied if they are several. Its values stay those of `start`, exactly.
 
     Raises:
         OptionError: as FakeQuantizedWeight.
     """
-    parametrization = FakeQuantizedWeight(start, rank, seed)
+    parametrization = FakeQuantizedWeight(start, rank, seed, frozen)
     weight = modules[0].weight
     assert all(module.weight is weight for module in modules)
     with torch.no_grad():
         float_weight = (weight.T if start.transposed else weight).float()
-        held = hold(float_weight, start.weight.stored())
+        stored = start.weight.stored()
+        held = torch.from_numpy(stored.dequantize()) if frozen else hold(float_weight, stored)
         weight.copy_(held.T if start.transposed else held)
     weight.requires_grad_(trains_weight)
     for module in modules:

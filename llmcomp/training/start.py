@@ -59,7 +59,9 @@ class Begun:
         return cls(weights, columns, rows, json.loads(told["normed"]))
 
 
-def begin(model: Any, begun: Begun, tensors: Sequence[str], rank: int, trains_weights: bool = False, seed: int = 0) -> list[str]:
+def begin(
+    model: Any, begun: Begun, tensors: Sequence[str], rank: int, trains_weights: bool = False, frozen: bool = False, seed: int = 0
+) -> list[str]:
     """Make `model` compute exactly what the compressed model does, ready for training: folds applied, every compressed weight rounded as it is
     there, those of few bits with adapters of `rank`; the others stand still at what their codes are worth, but where all have 8 bits. `tensors` are the
     checkpoint's names. Returns the names of what is trained.
@@ -95,7 +97,7 @@ def begin(model: Any, begun: Begun, tensors: Sequence[str], rank: int, trains_we
         tied = [module for _, module in modules[name]]
         transposed = tuple(tied[0].weight.shape) != tuple(weight.shape) or _is_turned(tied[0])
         if name in low:
-            quantize_weight(tied, Start(weight, transposed), rank, trains_weights, seed + number)
+            quantize_weight(tied, Start(weight, transposed), rank, trains_weights, frozen, seed + number)
             trained += [full for full, _ in modules[name]]
         else:
             value = torch.from_numpy(weight.stored().dequantize())

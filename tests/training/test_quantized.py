@@ -50,6 +50,20 @@ def test_the_first_step_is_the_start_to_the_bit(name: str, group: int, transpose
     np.testing.assert_array_equal(again.scale, given.weight.scale)
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_frozen_codes_stay_whatever_the_scales_become(name: str) -> None:
+    module, given = start(name, 32)
+    one = quantize_weight([module], given, frozen=True)
+    np.testing.assert_array_equal(module.weight.detach().numpy(), given.weight.dequantize())
+    with torch.no_grad():
+        one.gain.mul_(torch.from_numpy(np.random.default_rng(3).uniform(0.5, 2, one.gain.shape).astype(np.float32)))
+    np.testing.assert_array_equal(one.compressed(original(module)).codes, given.weight.codes)
+    module.weight.sum().backward()
+    units = given.weight.dequantize().astype(np.float64).reshape(ROWS, -1, 32)
+    # The gradient of sum((q - z) s1 g) for g, in f32.
+    np.testing.assert_allclose(one.gain.grad.numpy()[..., 0], units.sum(-1), rtol=1e-3, atol=1e-3)
+
+
 def test_weights_that_are_near_their_level_are_kept() -> None:
     _, given = start("int4_asym", 32)
     step = np.repeat(np.abs(given.weight.scale.astype(np.float32)), 32, -1).reshape(ROWS, COLUMNS)
@@ -80,7 +94,7 @@ def test_adapters_get_the_gradient_of_the_weight() -> None:
     # f32 products of 24 to 64 terms.
     np.testing.assert_allclose(one.lora_B.grad.numpy(), inside @ one.lora_A.detach().numpy().T, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(one.lora_A.grad.numpy(), one.lora_B.detach().numpy().T @ inside, rtol=1e-4, atol=1e-4)
-    assert original(module).grad is None and one.scale.grad is not None
+    assert original(module).grad is None and one.gain.grad is not None
 
 
 @pytest.mark.parametrize("kind", list(StripFormat))
@@ -92,7 +106,7 @@ def test_a_stripped_module_computes_what_the_trained_one_did(name: str, kind: St
         with torch.no_grad():
             for parameter in (one.lora_A, one.lora_B):
                 parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)) * 0.05)
-            one.scale.mul_(1.01)
+            one.gain.mul_(1.01)
             before = module.weight.clone()
             stripped = strip(module, kind)
             # torch's own fake quantization divides by the step's inverse: a weight between two levels may fall to the other, rarely.
