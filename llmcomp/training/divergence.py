@@ -81,7 +81,9 @@ class _Chunked(torch.autograd.Function):  # type: ignore[misc]
                 if for_hidden is not None:
                     for_hidden[part] = gradient.to(hidden.dtype)
                 continue
-            gradient = (gradient * reading.slope(logits)).to(weight.dtype)
+            if reading != Reading():
+                gradient.mul_(reading.slope(logits))
+            gradient = gradient.to(weight.dtype)
             if for_hidden is not None:
                 for_hidden[part] = (gradient @ weight).to(hidden.dtype)
             if for_weight is not None:
@@ -98,6 +100,8 @@ class _Chunked(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *outer: torch.Tensor) -> Any:
         gradients = [None if g is None else g * outer[0].to(g.dtype) for g in ctx.gradients]
+        # They would lie beside those of the next step for as long as the loss has a name.
+        ctx.gradients = None
         return (*gradients, None, None, None, None)
 
 

@@ -139,6 +139,7 @@ def write_cache(
     tell: Callable[[int, int], None] | None = None,
 ) -> TeacherCache:
     """The teacher's distributions behind every token of rows [rows, length], in f32 of a model in any type; goes on where a killed run stopped.
+    One process writes; others of the same run open it afterwards.
 
     `identity` says which teacher it is: another one's cache is refused, as is one of other rows or another k. `tell(finished, rows)` after each batch.
 
