@@ -37,6 +37,9 @@ def test_two_processes_are_one_with_twice_the_batch_also_when_resumed(tmp_path: 
     ]
     assert [c[0] for c in curves[0]] == [0, 1, 2, 3, 3, 4, 5, 6, 6, 7, 8, 8]
     assert [(c[0], c[2]) for c in curves[0]] == [(c[0], c[2]) for c in curves[1]]
+    norms = [[line["norm"] for line in read_log(f / "run" / "log.jsonl") if "norm" in line] for f in (one, two)]
+    # Adam does not see a factor in its gradients; the norm before clipping does.
+    assert norms[1] == pytest.approx(norms[0], rel=1e-2) and norms[1][0] == pytest.approx(norms[0][0], rel=1e-5)
     # Sums in another order; Adam makes steps of the same size of tiny gradients, so that it grows.
     assert [c[1] for c in curves[1]] == pytest.approx([c[1] for c in curves[0]], rel=1e-3)
     assert [c[1] for c in curves[1][:2]] == pytest.approx([c[1] for c in curves[0][:2]], rel=1e-6)
