@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from llmcomp.training.settings import Settings
 from llmcomp.training.state import Position
 from llmcomp.training.teacher import TeacherCache, digest
 from llmcomp.training.tracker import NAME as LOG
-from llmcomp.training.tracker import JsonLines
+from llmcomp.training.tracker import JsonLines, cut_log
 
 Tell = Callable[[int, int, float, float, float], None]
 """(step, steps there will be, loss of the step, last held-out KL, seconds left), after each step, in the first process."""
@@ -93,7 +94,8 @@ def train(
 
     `groups` names the group, a key of `settings.learning_rates`, of a parameter's name. `cache` holds the teacher's answers to `rows`, then to
     `held_out_rows`. With `resume` a run that was killed goes on from its last state, or begins if it has none. With a budget of steps or tokens its trainable
-    parameters end as those of an undisturbed one, to the bit; a budget of seconds makes rates follow the clock, and cannot keep that.
+    parameters end as those of an undisturbed one, to the bit; a budget of seconds makes rates follow the clock, and cannot keep that. The generators of
+    random numbers of the process are seeded.
 
     Raises:
         OptionError: no rows, rows in both sets, a student of another vocabulary, nothing to train, a trainable parameter that is not f32, a group
@@ -105,19 +107,32 @@ def train(
     _check(rows, held_out_rows, parameters, settings)
     optimizer = _optimizer(parameters, groups, settings)
     columns = logits.vocabulary_of(student)
+    if settings.gradient_checkpointing and not getattr(student, "supports_gradient_checkpointing", False):
+        raise OptionError(
+            "gradient_checkpointing", f"transformers has none for {type(student).__name__}", "Leave it out, with fewer rows at once"
+        )
     if columns != cache.vocabulary:
         raise OptionError("the student", f"the student has {columns} tokens, the teacher {cache.vocabulary}", "Give both one vocabulary")
     cache.check(np.concatenate([rows, held_out_rows]))
-    was = student.training
+    with _training(student, settings.gradient_checkpointing):
+        run = _Run(student, parameters, optimizer, rows, held_out_rows, cache, settings, folder, resume)
+        try:
+            return run.go(tell)
+        finally:
+            run.close()
+
+
+@contextmanager
+def _training(student: Any, checkpointing: bool) -> Iterator[None]:
+    """The student in training mode; it is left as it was."""
+    was, checkpoints = student.training, getattr(student, "is_gradient_checkpointing", False)
     student.train()
-    if settings.gradient_checkpointing:
+    if checkpointing and not checkpoints:
         student.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    run = _Run(student, parameters, optimizer, rows, held_out_rows, cache, settings, folder, resume)
     try:
-        return run.go(tell)
+        yield
     finally:
-        run.close()
-        if settings.gradient_checkpointing:
+        if checkpointing and not checkpoints:
             student.gradient_checkpointing_disable()
         student.train(was)
 
@@ -193,9 +208,9 @@ class _Run:
         self.shares: Shares = share_out(len(rows), join().num_processes, settings.batch_rows, settings.microbatch_rows)
         found = state.newest(folder) if resume else None
         start = int(found.name.removeprefix(state.STATE)) if found else 0
-        trackers: list[Any] = [JsonLines(folder / LOG, start if found else -1)]
+        trackers: list[Any] = [JsonLines(folder / LOG)]
         self.accelerator = _accelerator(settings, self.shares.accumulated, folder, trackers + ["tensorboard"] * settings.tensorboard)
-        self._begin(rows, held_out, cache, resume)
+        self._begin(rows, held_out, cache, resume, start if found else -1)
         self.accelerator.init_trackers("distillation")
         set_seed(settings.seed, device_specific=True)
 
@@ -217,7 +232,7 @@ class _Run:
         self.resumed = found is not None
         self.watch = Stopwatch(self.position.seconds)
 
-    def _begin(self, rows: NDArray[Any], held_out: NDArray[Any], cache: TeacherCache, resume: bool) -> None:
+    def _begin(self, rows: NDArray[Any], held_out: NDArray[Any], cache: TeacherCache, resume: bool, last: int) -> None:
         run = {
             "settings": self.settings.model_dump(mode="json"),
             "trainable": sum(p.numel() for p in self.parameters.values()),
@@ -232,6 +247,7 @@ class _Run:
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
             state.write_run(self.folder, run)
+            cut_log(self.folder / LOG, last)
 
     def _budget(self) -> Budget:
         if self.settings.seconds is not None:

@@ -44,10 +44,10 @@ def divergence(logits: torch.Tensor, targets: Targets) -> tuple[torch.Tensor, to
     # A mass of zero adds nothing, whatever its logarithm.
     ours = torch.where(p > 0, p * (log_p - log_q), 0.0).sum(-1)
     theirs = torch.where(tail > 0, tail * (log_tail - (log_rest - log_z)), 0.0)
-    # Nothing is left where every token is kept: log_rest is -inf, and e^(y - 0) of what is masked is 0.
-    share = torch.exp(rest - torch.where(torch.isneginf(log_rest), 0.0, log_rest)[:, None])
-    gradient = share * (torch.exp(log_rest - log_z) - tail)[:, None]
-    return ours + theirs, gradient.scatter(1, ids, log_q.exp() - p)
+    # In place, as logits are large. Nothing is left where every token is kept: log_rest is -inf, and e^(y - 0) of what is masked is 0.
+    gradient = rest.sub_(torch.where(torch.isneginf(log_rest), 0.0, log_rest)[:, None]).exp_()
+    gradient.mul_((torch.exp(log_rest - log_z) - tail)[:, None])
+    return ours + theirs, gradient.scatter_(1, ids, log_q.exp() - p)
 
 
 class _Chunked(torch.autograd.Function):  # type: ignore[misc]
@@ -81,7 +81,9 @@ class _Chunked(torch.autograd.Function):  # type: ignore[misc]
                 if for_hidden is not None:
                     for_hidden[part] = gradient.to(hidden.dtype)
                 continue
-            gradient = (gradient * reading.slope(logits)).to(weight.dtype)
+            if reading != Reading():
+                gradient.mul_(reading.slope(logits))
+            gradient = gradient.to(weight.dtype)
             if for_hidden is not None:
                 for_hidden[part] = (gradient @ weight).to(hidden.dtype)
             if for_weight is not None:
@@ -98,6 +100,8 @@ class _Chunked(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *outer: torch.Tensor) -> Any:
         gradients = [None if g is None else g * outer[0].to(g.dtype) for g in ctx.gradients]
+        # They would lie beside those of the next step for as long as the loss has a name.
+        ctx.gradients = None
         return (*gradients, None, None, None, None)
 
 

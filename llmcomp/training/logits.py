@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 CHUNK_BYTES = 1 << 26
-"""Of one f32 matrix of logits; three such are alive at once."""
+"""Of one f32 matrix of logits; the loss has four such at once: these, their gradient, what a logarithm of sums needs, and those of the chunk before."""
 PROBE = 8
 """Tokens of the probe."""
 CLOSE = {torch.float32: 1e-3, torch.float64: 1e-6}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from llmcomp.training.divergence import Targets
 NAME = "teacher.json"
 LIKELIEST = 64
 """Tokens kept of each position unless said."""
+KEEP_SECONDS = 2.0
+"""Between two times that rows are made sure to be on disk."""
 
 
 def cache_bytes(rows: int, length: int, k: int, vocabulary: int) -> int:
@@ -97,13 +100,17 @@ class TeacherCache:
                 f"teacher cache {self.folder}", f"{self.finished} of {self.rows} rows are finished", "Go on with making it, or remove it"
             )
 
-    def put(self, start: int, kept: Targets) -> None:
-        """The rows from `start` on, and that they are finished."""
+    def put(self, start: int, kept: Targets) -> int:
+        """The rows from `start` on, and the one behind them."""
         stop = start + len(kept.log_p)
         self.log_p[start:stop], self.ids[start:stop], self.log_tail[start:stop] = (t.numpy() for t in kept)
+        return stop
+
+    def keep(self, finished: int) -> None:
+        """As many rows are on disk, and said to be."""
         for array in (self.log_p, self.ids, self.log_tail):
             array.flush()
-        self.description["finished"] = stop
+        self.description["finished"] = finished
         write_text(self.folder / NAME, json.dumps(self.description, indent=1))
 
 
@@ -132,6 +139,7 @@ def write_cache(
     tell: Callable[[int, int], None] | None = None,
 ) -> TeacherCache:
     """The teacher's distributions behind every token of rows [rows, length], in f32 of a model in any type; goes on where a killed run stopped.
+    One process writes; others of the same run open it afterwards.
 
     `identity` says which teacher it is: another one's cache is refused, as is one of other rows or another k. `tell(finished, rows)` after each batch.
 
@@ -201,8 +209,8 @@ def _fill(
     device = next(teacher.parameters()).device
     # Where only the teacher's own forward pass makes logits, those of a row are the least that is in memory.
     batch = 1 if reading.whole else batch_rows
-    while cache.finished < cache.rows:
-        start = cache.finished
+    start, kept_at = cache.finished, time.monotonic()
+    while start < cache.rows:
         ids = torch.from_numpy(np.asarray(rows[start : start + batch], np.int64)).to(device)
         hidden = logits.hidden_states(teacher, reading, ids).flatten(0, 1)
         parts = [
@@ -210,9 +218,12 @@ def _fill(
         ]
         whole = Targets(*(torch.cat(list(part)).reshape(len(ids), cache.length, -1).cpu() for part in zip(*parts, strict=True)))
         stored = Targets(whole.log_p.half(), whole.ids.to(_torch_id_type(cache.vocabulary)), whole.log_tail.squeeze(-1))
-        cache.put(start, stored)
+        start = cache.put(start, stored)
+        if start == cache.rows or time.monotonic() - kept_at >= KEEP_SECONDS:
+            cache.keep(start)
+            kept_at = time.monotonic()
         if tell is not None:
-            tell(cache.finished, cache.rows)
+            tell(start, cache.rows)
     teacher.train(was)
 
 

@@ -8,34 +8,35 @@ from typing import Any
 
 from accelerate.tracking import GeneralTracker, on_main_process
 
+from llmcomp.training.atomic import write_text
+
 NAME = "log.jsonl"
 
 
 class JsonLines(GeneralTracker):  # type: ignore[misc]
-    """Appends to a file; lines of steps behind `keep`, which a resumed run takes again, are dropped first."""
+    """Appends to a file."""
 
     name = "jsonl"
     requires_logging_directory = False
 
-    def __init__(self, path: Path, keep: int) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__()
-        self.path, self.keep = path, keep
+        self.path = path
 
     @property
     def tracker(self) -> Path:
         return self.path
 
     @on_main_process  # type: ignore[untyped-decorator]
-    def start(self) -> None:
-        lines = [json.dumps(line) + "\n" for line in read_log(self.path) if line["step"] <= self.keep] if self.path.exists() else []
-        partial = self.path.with_name(NAME + ".partial")
-        partial.write_text("".join(lines), encoding="utf8")
-        partial.replace(self.path)
-
-    @on_main_process  # type: ignore[untyped-decorator]
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         with self.path.open("a", encoding="utf8") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
+
+
+def cut_log(path: Path, last: int) -> None:
+    """Drop the lines of steps behind `last`, which a resumed run takes again, and what a crash cut short."""
+    if path.exists():
+        write_text(path, "".join(json.dumps(line) + "\n" for line in read_log(path) if line["step"] <= last))
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

@@ -14,18 +14,30 @@ LIMIT = 120
 
 def apart(function: Callable[..., None], *given: Any) -> int:
     """Its exit code, -SIGKILL where it was killed."""
+    return together(function, [given])[0]
+
+
+def together(function: Callable[..., None], given: list[tuple[Any, ...]]) -> list[int]:
+    """The exit codes of several at a time."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.training.models", "llmcomp.training.distill"])
-    process = context.Process(target=_single, args=(function, *given))
+    processes = [context.Process(target=_single, args=(function, *one)) for one in given]
     # pytest's own main module means nothing there.
     main, sys.modules["__main__"] = sys.modules["__main__"], sys.modules[__name__]
     try:
-        process.start()
+        for process in processes:
+            process.start()
     finally:
         sys.modules["__main__"] = main
-    process.join(LIMIT)
-    assert process.exitcode is not None, "it hangs"
-    return process.exitcode
+    try:
+        for process in processes:
+            process.join(LIMIT)
+        codes = [process.exitcode for process in processes]
+        assert None not in codes, "it hangs"
+        return [code for code in codes if code is not None]
+    finally:
+        for process in processes:
+            process.kill()
 
 
 def _single(function: Callable[..., None], *given: Any) -> None:

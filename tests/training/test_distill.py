@@ -124,10 +124,12 @@ def test_tokens_are_rounded_up_to_steps(tmp_path: Path) -> None:
 
 
 def test_the_same_seed_does_the_same_and_another_does_not(tmp_path: Path) -> None:
-    found = []
+    found, cache = [], cached(tmp_path / "c", R, H)
     for i, seed in enumerate((0, 0, 1)):
-        model = student()
-        go(tmp_path / str(i), model, seed=seed, steps=3)
+        model = student(attention_dropout=0.1)
+        # Whatever was drawn before.
+        torch.manual_seed(i)
+        train(model, one_group, R, H, cache, settings(steps=3, seed=seed), tmp_path / str(i))
         found.append(model.lm_head.weight.detach().clone())
     assert found[0].equal(found[1]) and not found[0].equal(found[2])
 
@@ -247,10 +249,18 @@ def test_a_cache_of_other_rows_is_refused(tmp_path: Path) -> None:
         train(student(), one_group, R, rows(4, 9), cached(tmp_path / "c", R, H), settings(steps=1), tmp_path / "run")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is not None, reason="it is installed")
-def test_tensorboard_is_named_where_it_is_missing(tmp_path: Path) -> None:
+def test_tensorboard_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = cached(tmp_path / "c", R, H)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(OptionError, match="package `tensorboard` is not installed"):
-        go(tmp_path, student(), tensorboard=True)
+        train(student(), one_group, R, H, cache, settings(steps=1, tensorboard=True), tmp_path / "run")
+
+
+def test_a_model_without_checkpointing_is_refused(tmp_path: Path) -> None:
+    model = student()
+    model.supports_gradient_checkpointing = False
+    with pytest.raises(OptionError, match="transformers has none for LlamaForCausalLM"):
+        go(tmp_path, model, gradient_checkpointing=True)
 
 
 @pytest.mark.parametrize(

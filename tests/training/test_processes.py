@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,8 @@ from llmcomp.errors import TrainingError
 from llmcomp.training import state
 from llmcomp.training.processes import join
 from llmcomp.training.tracker import read_log
-from tests.training.two import main
+from tests.training.apart import together
+from tests.training.two import main, one_of_two
 
 
 def free_port() -> int:
@@ -29,13 +27,9 @@ def test_two_processes_are_one_with_twice_the_batch_also_when_resumed(tmp_path: 
     # Microbatches of two and one.
     batch = 3
     two, one = tmp_path / "two", tmp_path / "one"
-    # `accelerate launch --cpu` starts one process, however many it is asked for; torchrun is what it calls for several.
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
-    launch += ["-m", "tests.training.two", str(two), str(batch)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(launch, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("interrupted") == 2
+    port = free_port()
+    assert together(one_of_two, [(rank, port, two, batch) for rank in range(2)]) == [0, 0]
+    assert len(list(two.glob("interrupted-?"))) == 2
     main(one, 2 * batch, False)
     curves = [
         [(line["step"], line.get("loss", line.get("kl")), line.get("tokens")) for line in read_log(f / "run" / "log.jsonl")]
@@ -43,6 +37,9 @@ def test_two_processes_are_one_with_twice_the_batch_also_when_resumed(tmp_path: 
     ]
     assert [c[0] for c in curves[0]] == [0, 1, 2, 3, 3, 4, 5, 6, 6, 7, 8, 8]
     assert [(c[0], c[2]) for c in curves[0]] == [(c[0], c[2]) for c in curves[1]]
+    norms = [[line["norm"] for line in read_log(f / "run" / "log.jsonl") if "norm" in line] for f in (one, two)]
+    # Adam does not see a factor in its gradients; the norm before clipping does.
+    assert norms[1] == pytest.approx(norms[0], rel=1e-2) and norms[1][0] == pytest.approx(norms[0][0], rel=1e-5)
     # Sums in another order; Adam makes steps of the same size of tiny gradients, so that it grows.
     assert [c[1] for c in curves[1]] == pytest.approx([c[1] for c in curves[0]], rel=1e-3)
     assert [c[1] for c in curves[1][:2]] == pytest.approx([c[1] for c in curves[0][:2]], rel=1e-6)

@@ -42,8 +42,8 @@ def without_seconds(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if k != "seconds"} for line in read_log(folder / "log.jsonl")]
 
 
-# Behind a state and an evaluation; just at a state, whose evaluation was before; before there is any.
-@pytest.mark.parametrize("kill", [10, 12, 2])
+# Behind a state and an evaluation; just at a state, whose evaluation was before; before there is any; while the second, or the last, is written.
+@pytest.mark.parametrize("kill", [10, 12, 2, -2, -4])
 def test_it_ends_to_the_bit_as_an_undisturbed_one(undisturbed: Path, tmp_path: Path, kill: int) -> None:
     folder = tmp_path / "run"
     assert run(folder, kill) == -signal.SIGKILL

@@ -1,8 +1,8 @@
-"""A run for `torchrun -m tests.training.two FOLDER BATCH`, interrupted and resumed, and the same for one process, undisturbed."""
+"""A run of two processes, interrupted and resumed, and the same for one process, undisturbed."""
 
 from __future__ import annotations
 
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,13 @@ def main(folder: Path, batch: int, interrupted: bool) -> None:
         try:
             train(model, one_group, *given)
         except Interrupted:
-            print("interrupted")
+            (folder / f"interrupted-{join().process_index}").touch()
     train(student(), one_group, *given, resume=interrupted)
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), True)
+def one_of_two(rank: int, port: int, folder: Path, batch: int) -> None:
+    """In the environment that torchrun makes."""
+    here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in here.items()}, CUDA_VISIBLE_DEVICES="")
+    main(folder, batch, True)
     leave()
