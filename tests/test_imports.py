@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
         *("permuting", "planning", "preparing", "running", "threads", "writing"),
     },
     "forecasting": {"calibration", "graph", "planning", "writing"},
-    "training": {"formats", "errors"},
+    "training": {"formats", "errors", "options"},
     "measuring": {"algorithms", "calibration", "errors", "graph", "planning", "solving"},
     "judging": {"judge", "checkpoint", "errors", "progress"},
     "judge": set(),

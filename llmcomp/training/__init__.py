@@ -1,7 +1,8 @@
-"""Training of what compression has lost: weights that are rounded in every forward pass, with adapters that vanish into their codes.
+"""Training of what compression has lost: weights that are rounded in every forward pass, with adapters that vanish into their codes;
+pruning and 8-bit quantization-aware training of any torch model.
 
-comes in: torch weights, formats, scales and zero points of a compressed model
-goes out: torch modules whose weights are rounded as they will be stored, and these weights
-may import: formats, errors
-read first: fake_quantize.py
+comes in: torch weights, formats, scales and zero points of a compressed model; a torch model with data
+goes out: torch modules whose weights are rounded as they will be stored, and these weights; pruned and quantized torch models that exporters know
+may import: formats, errors, options
+read first: fake_quantize.py; for pruning prune.py, for quantization-aware training qat.py
 """
