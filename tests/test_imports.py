@@ -105,6 +105,7 @@ def test_torch_stays_in_the_children(path: Path) -> None:
     ("module", "absent"),
     [
         ("llmcomp", ("numpy", "torch", "openvino", "matplotlib")),
+        ("llmcomp.options.modes", ("numpy", "torch")),
         ("llmcomp.cli", ("torch", "openvino", "transformers", "matplotlib")),
         ("llmcomp.formats", ("torch", "openvino")),
         ("llmcomp.checkpoint", ("torch", "transformers", "openvino")),

@@ -5,7 +5,8 @@
     plain = strip(model)                                           # stripping.py: exports to OpenVINO and ONNX
 
 Quantized are the weights of Linear and convolution layers, one symmetric range per output channel, and the input of each, one range per tensor: what
-OpenVINO's CPU plugin needs to run the layer on bytes. Layers that see the same tensor share its quantizer. Batch normalization is kept, not folded: a factor
+OpenVINO's CPU plugin needs to run the layer on bytes. Layers that see the same tensor share its quantizer; an embedding that is tied to
+a layer is rounded with it. Batch normalization is kept, not folded: a factor
 per output channel commutes with ranges per output channel, so folding after training (the runtime does it) changes no code, and in training the
 statistics stay alive.
 """
@@ -59,7 +60,9 @@ def prepare(
         raise OptionError("subset_size", f"{subset_size!r} is below 1", "Give the number of items to take ranges from")
     if any(isinstance(module, RangeQuantizer) for module in model.modules()):
         raise OptionError("model", "it has quantizers already", "Prepare a model once; load the state of a trained one into it")
-    weights = kept([weight for weight in find_weights(model) if isinstance(weight.owners[0][0], LAYERS)], ignored_scope)
+    weights = kept(
+        [weight for weight in find_weights(model) if any(isinstance(module, LAYERS) for module, _ in weight.owners)], ignored_scope
+    )
     check_finite(weights)
     layers = {module: weight for weight in weights for module, _ in weight.owners if isinstance(module, LAYERS)}
     sites = shared_inputs(model, list(layers), example_inputs)

@@ -115,6 +115,10 @@ class FixedQuantizer(nn.Module):  # type: ignore[misc]
         self.register_buffer("zero_point", zero_point)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # torch's operation wants f32; in an f32 model no conversion gets into the exported graph.
+        return self._rounded(x) if x.dtype is torch.float32 else self._rounded(x.float()).to(x.dtype)
+
+    def _rounded(self, x: torch.Tensor) -> torch.Tensor:
         if self.axis is None:
             return torch.fake_quantize_per_tensor_affine(x, self.scale[0], self.zero_point[0], self.low, self.high)
         return torch.fake_quantize_per_channel_affine(x, self.scale, self.zero_point, self.axis, self.low, self.high)

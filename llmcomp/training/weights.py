@@ -38,6 +38,7 @@ class Weight:
 
     def add(self, parametrization: nn.Module) -> None:
         """Every owner reads the parameter through this module from now on, on top of what it reads it through already."""
+        parametrization.train(self.owners[0][0].training)
         for module, attribute in self.owners:
             parametrize.register_parametrization(module, attribute, parametrization)
 

@@ -197,3 +197,9 @@ def test_schedules_set_masks_and_targets() -> None:
     assert loss.target_ratio == 0.4
     with pytest.raises(OptionError, match="negative"):
         multi.step(epoch=-1)
+
+
+def test_a_learned_mask_has_the_mode_of_its_model() -> None:
+    model = nn.Sequential(nn.Linear(100, 100)).eval()
+    whole = model[0].weight.detach().clone()
+    assert torch.equal(prune(model, LEARNED)[0].weight, whole)
