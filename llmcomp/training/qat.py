@@ -9,6 +9,10 @@ OpenVINO's CPU plugin needs to run the layer on bytes. Layers that see the same 
 a layer is rounded with it. Batch normalization is kept, not folded: a factor
 per output channel commutes with ranges per output channel, so folding after training (the runtime does it) changes no code, and in training the
 statistics stay alive.
+
+Products of two activations, as in attention, stay float. Of a convolution with one input channel the CPU plugin (2026.4) makes no byte arithmetic, and in
+bf16, the default on processors that have it, it fails to compile one before a quantized layer, whoever quantized it: put it into the ignored scope,
+or compile with INFERENCE_PRECISION_HINT f32.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from llmcomp.training.weights import parametrizations
 
 def strip(model: nn.Module, do_copy: bool = True) -> nn.Module:
     """The model in evaluation mode: fallen weights are zero, rounded weights lie on their grid and are read through `torch.fake_quantize_*`,
-    as are the inputs that had a quantizer. `openvino.convert_model` turns these into FakeQuantize, torch.onnx.export into QuantizeLinear and
-    DequantizeLinear. Foreign parametrizations of the same weight become part of its values.
+    as are the inputs that had a quantizer. `openvino.convert_model` turns these into FakeQuantize, torch.onnx.export (dynamo=False, opset 13
+    or later, with the package onnx) into QuantizeLinear and DequantizeLinear. Foreign parametrizations of the same weight become part of its values.
     """
     model = (deepcopy(model) if do_copy else model).eval()
     for weight, _ in list(parametrizations(model, (BinaryMask, TrainableMask, RangeQuantizer))):
