@@ -27,7 +27,7 @@ from llmcomp.progress import Progress
 from llmcomp.running import Run
 from llmcomp.starting import begun_of
 
-WORK, START, BEGUN, CACHE, ADAPTER, RUNS = "training", "start", "start.safetensors", "teacher", "adapter", "run"
+WORK, START, BEGUN, CACHE, ADAPTER, RUNS = "training", "start", "begun.safetensors", "teacher", "adapter", "run"
 RATES = {"lora": 1e-3, "weights": 1e-4, "scales": 1e-3}
 """Highest learning rates unless said; chosen on SmolLM2-135M (evaluation/LOG.md)."""
 SCALE_RATE, NORM_RATE = 1e-4, 1e-4

@@ -1,7 +1,7 @@
 """What a user can say: the option table, the validated options, recipes, and rules that name layers.
 
 comes in: command-line values, a recipe in YAML, or keyword arguments
-goes out: ExportOptions, IgnoredScope
+goes out: ExportOptions, IgnoredScope, PruneMode, QuantizationPreset
 may import: errors
 read first: table.py
 """
@@ -12,16 +12,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llmcomp.options.export_options import ExportOptions
+    from llmcomp.options.modes import PruneMode, QuantizationPreset
     from llmcomp.options.recipe import build, command_line, explained, load_recipe, recipes
     from llmcomp.options.rules import Override, Rule
     from llmcomp.options.scope import IgnoredScope
 
-__all__ = ["ExportOptions", "IgnoredScope", "Override", "Rule", "build", "command_line", "explained", "load_recipe", "recipes"]
+__all__ = [
+    "ExportOptions",
+    "IgnoredScope",
+    "Override",
+    "PruneMode",
+    "QuantizationPreset",
+    "Rule",
+    "build",
+    "command_line",
+    "explained",
+    "load_recipe",
+    "recipes",
+]
 
 _HOMES = {
     "ExportOptions": "export_options",
     "IgnoredScope": "scope",
     "Override": "rules",
+    "PruneMode": "modes",
+    "QuantizationPreset": "modes",
     "Rule": "rules",
     "build": "recipe",
     "command_line": "recipe",
