@@ -14,7 +14,7 @@ from llmcomp.errors import CheckpointError
 from llmcomp.graph.ir import IR
 
 SMALL = 4096
-"""Constants of fewer elements are norms, shapes and tables, not weights."""
+"""Float constants of fewer elements are norms and tables, not weights; of those that are compressed all are."""
 FLOATING = {"keep", "fp16", "fp32", "f32", "f16", "bf16"}
 """Formats and element types that compress nothing."""
 
@@ -62,11 +62,13 @@ def inspect_folder(folder: Path) -> Inspection:
             raise CheckpointError(str(xml), f"it is not a readable IR ({error})", "Export it again") from None
         for number in ir.constants():
             shape = ir.output_shape(number)
-            if prod(shape) < SMALL or len(shape) < 2 or ir.output_type(number) in ("I64", "I32", "BOOL") or _is_scale(ir, number):
+            kind = ir.data(number)["element_type"]
+            small = prod(shape) < SMALL and kind not in PLAIN
+            if small or len(shape) < 2 or ir.output_type(number) in ("I64", "I32", "BOOL") or _is_scale(ir, number):
                 continue
             extra, group = _companions(ir, number)
             stored = int(ir.data(number)["size"]) + extra
-            kinds.setdefault((ir.data(number)["element_type"], group), []).append((prod(shape), stored))
+            kinds.setdefault((kind, group), []).append((prod(shape), stored))
     rows = tuple(Row(t, g, len(v), sum(n for n, _ in v), sum(b for _, b in v)) for (t, g), v in sorted(kinds.items(), key=str))
     info = _rt_info(ir)
     total = sum(r.weights for r in rows)

@@ -9,7 +9,8 @@ read first: prepared
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from llmcomp import kernels, planning
 from llmcomp.calibration import Samples, samples_of, self_text, starts_of
 from llmcomp.calibration.load import AUTO, row_length
 from llmcomp.checkpoint import Checkpoint
-from llmcomp.errors import CheckpointError, OptionError
+from llmcomp.errors import ArchitectureError, CheckpointError, OptionError
 from llmcomp.graph.model import ModelGraph, make_graphs, unused_tensors
 from llmcomp.graph.skeleton import get_skeletons
 from llmcomp.inspect import compressed_layers
@@ -81,12 +82,37 @@ def trace(checkpoint: Checkpoint, options: ExportOptions, run: Run) -> Graphs:
     if skeletons[0].fallback:
         run.warn(f"traced over the mapped weights, not as an empty skeleton: {skeletons[0].fallback}")
     unused = unused_tensors(graphs)
+    _check_blocks(graphs, unused)
     if unused:
         run.warn(f"{len(unused)} tensors of the checkpoint are not used by the architecture, {unused[0]} for one; all are in the report")
     looking = [flag for flag, on in planning.looks_at_text(options).items() if on]
     if looking:
         only(graphs, " ".join(looking))
     return graphs
+
+
+BLOCK = re.compile(r"(.*?\.)(\d+)\.")
+"""A block's tensors: what all blocks are called, its number."""
+PREDICTING = "num_nextn_predict_layers"
+"""Of a config: blocks behind the last that guess further tokens, which no exporter takes along."""
+
+
+def _check_blocks(graphs: Graphs, unused: Sequence[str]) -> None:
+    """Raises ArchitectureError for blocks behind the last that the architecture has: half a model would come out, and run."""
+    used: dict[str, int] = {}
+    for name in set().union(*(graph.used for graph in graphs)):
+        if found := BLOCK.match(name):
+            used[found[1]] = max(used.get(found[1], -1), int(found[2]))
+    checkpoint = graphs[0].checkpoint
+    known = checkpoint.config.get(PREDICTING)
+    behind = {(found[1], int(found[2])) for name in unused if (found := BLOCK.match(name)) and int(found[2]) > used.get(found[1], 1 << 60)}
+    if len(behind) > (known if isinstance(known, int) else 0):
+        stem, number = max(behind, key=lambda one: one[1])
+        raise ArchitectureError(
+            checkpoint.source,
+            f"the checkpoint has {stem}{number}, and what config.json describes ends with {stem}{used[stem]}",
+            "Set the number of blocks there (num_hidden_layers) to what is stored, or remove the tensors",
+        )
 
 
 def only(graphs: Graphs, what: str) -> ModelGraph:

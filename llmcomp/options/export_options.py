@@ -129,6 +129,10 @@ class ExportOptions(BaseModel):
                 "--group-size 0", "a group holds at least one weight", "Give a positive size, or -1 for one scale per output channel"
             )
         _ = self.overrides  # parsed for its errors
+        for field in type(self).model_fields:
+            value = getattr(self, field)
+            if isinstance(value, str | Path) and not _is_text(str(value)):
+                raise OptionError(f"{_flag(field)} {str(value)!r}", "it is no UTF-8, in which reports are written", "Rename it")
         for field in ("lora_rank", "lora_adapters"):
             if not self.lora_correction and getattr(self, field) != BY_FIELD[field].default:
                 raise OptionError(
@@ -177,6 +181,11 @@ class ExportOptions(BaseModel):
     def _tell_dataset(self, dataset: str | tuple[str, ...] | None) -> str | None:
         """Reports hold what was said, not the texts themselves."""
         return f"{len(dataset)} texts" if isinstance(dataset, tuple) else dataset
+
+
+def _is_text(value: str) -> bool:
+    """Whether it can be written down: bytes of a file name that are no UTF-8 cannot."""
+    return not any(0xD800 <= ord(letter) <= 0xDFFF for letter in value)
 
 
 def _as_option_error(error: ValidationError) -> OptionError:

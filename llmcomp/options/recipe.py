@@ -102,7 +102,8 @@ def command_line(options: ExportOptions) -> str:
     # What a recipe has brought is among the values.
     left_out = {"model", "output", "token", "resume", "recipe", "quality"}
     for field, value in options.model_dump(mode="json", exclude=left_out, exclude_defaults=True).items():
-        if EXPORT not in BY_FIELD[field].commands:
+        # pydantic keeps a default that has a serializer of its own.
+        if value is None or EXPORT not in BY_FIELD[field].commands:
             continue
         flag = BY_FIELD[field].flags[0]
         if isinstance(value, bool):

@@ -185,6 +185,16 @@ def test_the_recipe_of_a_bare_export_is_what_it_says() -> None:
     assert differing == {"recipe", "group_size"} and named.group_size == 64
 
 
+def test_the_command_of_a_bare_export_has_no_options() -> None:
+    assert command_line(build({"model": "m", "output": Path("o")})) == "llmcomp export m o"
+
+
+@pytest.mark.parametrize("field", ["output", "adapter", "plan", "dataset"])
+def test_a_name_that_cannot_be_written_down_is_refused(field: str) -> None:
+    with pytest.raises(OptionError, match="no UTF-8"):
+        build({"model": "m", "output": Path("o"), field: "x" + chr(0xDCFF)})
+
+
 def test_the_command_of_a_report_gives_the_same_options() -> None:
     import argparse
     import shlex
