@@ -105,12 +105,14 @@ def _check_blocks(graphs: Graphs, unused: Sequence[str]) -> None:
             used[found[1]] = max(used.get(found[1], -1), int(found[2]))
     checkpoint = graphs[0].checkpoint
     known = checkpoint.config.get(PREDICTING)
-    behind = {(found[1], int(found[2])) for name in unused if (found := BLOCK.match(name)) and int(found[2]) > used.get(found[1], 1 << 60)}
+    behind = {
+        (found[1], int(found[2])): name for name in unused if (found := BLOCK.match(name)) and int(found[2]) > used.get(found[1], 1 << 60)
+    }
     if len(behind) > (known if isinstance(known, int) else 0):
         stem, number = max(behind, key=lambda one: one[1])
         raise ArchitectureError(
             checkpoint.source,
-            f"the checkpoint has {stem}{number}, and what config.json describes ends with {stem}{used[stem]}",
+            f"the checkpoint has {behind[stem, number]}, and what config.json describes ends with {stem}{used[stem]}",
             "Set the number of blocks there (num_hidden_layers) to what is stored, or remove the tensors",
         )
 
