@@ -8,7 +8,7 @@ read first: write_model
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -73,10 +73,12 @@ def write_model(graph: ModelGraph, plan: Plan, data: Data, folder: Path, run: Ru
     data.finish_tokenizer()
     samples = data.get() if sections is not None else None
     data.check_used()
-    with run.stage("permute"):
-        graph, permuted = permute(graph, choose_inner(graph, plan), workers())
-        if sections is not None:
-            take_orders(sections, graph)
+    permuted: Sequence[Mapping[str, Any]] = ()
+    if inner := choose_inner(graph, plan):
+        with run.stage("permute"):
+            graph, permuted = permute(graph, inner, workers())
+            if sections is not None:
+                take_orders(sections, graph)
     done, factors = _compress(graph, plan, layout, folds, sections, samples, unfinished, finished, run)
     done = replace(done, permuted=permuted)
     with run.stage("write"):
