@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from llmcomp.errors import OptionError
-from llmcomp.training.quantized import quantized_weights
+from llmcomp.training.quantized import FakeQuantizedWeight, quantized_weights
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -24,10 +25,10 @@ def save_adapters(model: Any, folder: Path, base: str) -> None:
     """
     from peft import LoraConfig
 
-    found = [(name, one) for name, _, one in quantized_weights(model) if one.lora_A is not None and one.lora_B is not None]
+    found = _adapted(model)
     if not found:
         raise OptionError("adapters", "the model has none", "Train with a rank above 0")
-    ranks = {name: one.rank for name, one in found}
+    ranks = {name: one.rank for name, _, one in found}
     most = max(ranks.values())
     config = LoraConfig(
         r=most,
@@ -42,10 +43,7 @@ def save_adapters(model: Any, folder: Path, base: str) -> None:
     )
     folder.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(str(folder))
-    tensors = {}
-    for name, one in found:
-        for part in ("lora_A", "lora_B"):
-            tensors[f"{PREFIX}{name}.{part}.weight"] = getattr(one, part).detach().contiguous()
+    tensors = {key: (value.T if turned else value).detach().contiguous() for key, (value, turned) in _named(found).items()}
     save_file(tensors, folder / TENSORS, {"format": "pt"})
 
 
@@ -57,12 +55,7 @@ def load_adapters(model: Any, folder: Path) -> None:
     """
     held = load_file(folder / TENSORS)
     scale = _scale(json.loads((folder / CONFIG).read_text(encoding="utf8")), folder)
-    wanted = {
-        f"{PREFIX}{name}.{part}.weight": getattr(one, part)
-        for name, _, one in quantized_weights(model)
-        for part in ("lora_A", "lora_B")
-        if one.lora_A is not None
-    }
+    wanted = {key: value.T if turned else value for key, (value, turned) in _named(_adapted(model)).items()}
     for name in sorted({*held, *wanted}):
         if name not in held or name not in wanted or held[name].shape != wanted[name].shape:
             there = list(held[name].shape) if name in held else "nothing"
@@ -72,7 +65,28 @@ def load_adapters(model: Any, folder: Path) -> None:
             )
     with torch.no_grad():
         for name, parameter in wanted.items():
-            parameter.copy_(held[name] * (scale if ".lora_B." in name else 1.0))
+            parameter.copy_(held[name] * (scale if name.endswith(("lora_B.weight", "lora_embedding_B")) else 1.0))
+
+
+def _adapted(model: Any) -> list[tuple[str, torch.nn.Module, FakeQuantizedWeight]]:
+    """(module's name, module, what has its adapter); of tied modules the first, since merging changes all of them."""
+    found: dict[int, tuple[str, torch.nn.Module, FakeQuantizedWeight]] = {}
+    for name, module, one in quantized_weights(model):
+        if one.lora_A is not None:
+            found.setdefault(id(one), (name, module, one))
+    return list(found.values())
+
+
+def _named(found: Sequence[tuple[str, torch.nn.Module, FakeQuantizedWeight]]) -> dict[str, tuple[torch.Tensor, bool]]:
+    """PEFT's name of a tensor -> (it, whether PEFT has it turned around). What it adds to an embedding is (B A) transposed."""
+    tensors: dict[str, tuple[torch.Tensor, bool]] = {}
+    for name, module, one in found:
+        assert one.lora_A is not None and one.lora_B is not None
+        if isinstance(module, torch.nn.Embedding):
+            tensors |= {f"{PREFIX}{name}.lora_embedding_A": (one.lora_B, True), f"{PREFIX}{name}.lora_embedding_B": (one.lora_A, True)}
+        else:
+            tensors |= {f"{PREFIX}{name}.lora_A.weight": (one.lora_A, False), f"{PREFIX}{name}.lora_B.weight": (one.lora_B, False)}
+    return tensors
 
 
 def _scale(config: dict[str, Any], folder: Path) -> float:
