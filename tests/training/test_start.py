@@ -29,7 +29,7 @@ from tests.tiny import tiny_llama
 
 IDS = np.arange(1, 18)[None]
 CLOSE = 1e-3
-"""Relative to the largest logit: the issue's bound; f32 sums in another order give some 1e-6 here."""
+"""Relative to the largest logit. The chains of an IR compute weights in f16, each of them 2^-11 off at most; the rest is f32 sums in another order."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -94,7 +94,7 @@ def test_from_start_to_export(tmp_path: Path, options: dict[str, Any], tied: boo
     begun = started(tmp_path, **options)
     model = student(tmp_path, begun)
     first = of_torch(model)
-    assert difference(first, logits(tmp_path / "start" / "openvino_model.xml", IDS)) < 1e-4
+    assert difference(first, logits(tmp_path / "start" / "openvino_model.xml", IDS)) < CLOSE
     train_a_little(model)
     trained = of_torch(model)
     assert difference(trained, first) > 10 * CLOSE
@@ -122,7 +122,7 @@ def test_other_architectures_start_as_they_were_compressed(tmp_path: Path, name:
     begun = started(tmp_path, weight_format="int4_asym")
     model = student(tmp_path, begun, rank=4)
     wanted = logits(tmp_path / "start" / "openvino_model.xml", IDS)
-    assert difference(of_torch(model), wanted) < 1e-4
+    assert difference(of_torch(model), wanted) < CLOSE
     assert begun.columns
 
 
