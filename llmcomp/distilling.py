@@ -6,6 +6,7 @@ checkpoint ── export ──> compressed model ──> student ── trainin
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -104,16 +105,19 @@ def distill(options: ExportOptions, training: TrainOptions, progress: Progress |
         )
     with run.stage("write"):
         still = {name: weight for name, weight in begun.weights.items() if name.removesuffix(".weight") not in set(trained)}
-        write_checkpoint(student, parameter_names(student, still), out)
         if training.train == "lora":
             save_adapters(student, out / ADAPTER, options.model)
         copy_side_files(checkpoint, out)
+        # Its config.json comes last: with it the folder is whole.
+        write_checkpoint(student, parameter_names(student, still), out)
     shutil.rmtree(work / CACHE)
     run.progress.finish()
     return Distilled(out, result.first_kl, result.best_kl, result.best_step, result.steps, result.seconds)
 
 
 def _check_output(out: Path, resume: bool) -> None:
+    if resume and (out / "config.json").is_file():
+        raise OutputError(str(out), "its training is finished", "Export it, or train into another folder")
     if resume and not (out / WORK).is_dir():
         raise OutputError(str(out), "there is no training to go on with", "Leave out --resume")
     if not resume and out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -171,8 +175,8 @@ def settings_of(training: TrainOptions, rows: NDArray[np.int64]) -> Any:
     from llmcomp.training.settings import Settings
 
     rates = {
+        "scales": training.scale_lr or SCALE_RATE,
         training.train: training.lr or RATES[training.train],
-        "scales": (training.lr if training.train == "scales" else None) or training.scale_lr or SCALE_RATE,
         "norms": training.norm_lr or NORM_RATE,
     }
     budget = {"seconds": 60 * training.minutes} if training.minutes else {"tokens": max(1, round(rows.size * training.passes))}
@@ -191,6 +195,8 @@ def parameter_names(student: Any, weights: Mapping[str, Any]) -> dict[str, Any]:
 
 def copy_side_files(checkpoint: Checkpoint, out: Path) -> None:
     """What stands beside the weights of the source."""
+    if checkpoint.generation_config is not None:
+        (out / "generation_config.json").write_text(json.dumps(checkpoint.generation_config, indent=2) + "\n", encoding="utf8")
     checkpoint.save_tokenizer(out)
     for path in checkpoint.side_files:
         if not (out / path.name).exists():

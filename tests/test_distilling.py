@@ -1,0 +1,111 @@
+"""`llmcomp distill`, from a checkpoint to the IR of what has been trained, killed and resumed on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmcomp.cli import main
+from tests.test_path import logits
+from tests.tiny import tiny_llama
+
+TEXT = " ".join(f"number {i} is followed by {i + 1}, and {i * 7 % 13} is another one." for i in range(900))
+ARGUMENTS = [
+    "--group-size",
+    "32",
+    "--awq",
+    "--num-samples",
+    "4",
+    "--sequence-length",
+    "64",
+    "--train-length",
+    "64",
+    "--rank",
+    "4",
+    "--batch-rows",
+    "4",
+    "--eval-every",
+    "4",
+    "--save-every",
+    "2",
+    "--lr",
+    "0.01",
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LLMCOMP_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, one_cache: None) -> Path:
+    made = tmp_path_factory.mktemp("distill")
+    tiny_llama(made / "m")
+    (made / "text.txt").write_text(TEXT)
+    return made
+
+
+def command(folder: Path, out: str, *more: str) -> list[str]:
+    return [
+        "distill",
+        str(folder / "m"),
+        str(folder / out),
+        "--dataset",
+        str(folder / "text.txt"),
+        *ARGUMENTS,
+        "--train-tokens",
+        "3072",
+        "--quiet",
+        *more,
+    ]
+
+
+def test_a_killed_run_ends_as_an_undisturbed_one(folder: Path) -> None:
+    """By the command line, each in a process of its own; the IR that is exported has what the last line of the log says is best."""
+    run = [sys.executable, "-m", "llmcomp"]
+    subprocess.run([*run, *command(folder, "whole")], check=True, timeout=300)
+    process = subprocess.Popen([*run, *command(folder, "killed")])
+    states, deadline = folder / "killed" / "training" / "run", time.monotonic() + 300
+    while not list(states.glob("state-*")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (folder / "killed" / "config.json").exists()
+    subprocess.run([*run, *command(folder, "killed", "--resume")], check=True, timeout=300)
+    for name in ("model.safetensors", "config.json", "adapter/adapter_model.safetensors"):
+        assert (folder / "killed" / name).read_bytes() == (folder / "whole" / name).read_bytes(), name
+    log = [json.loads(line) for line in (folder / "whole" / "training" / "run" / "log.jsonl").read_text().splitlines()]
+    judged = [line["kl"] for line in log if "kl" in line]
+    assert min(judged) < judged[0]
+    assert main(["export", str(folder / "whole"), str(folder / "ir"), "--weight-format", "keep", "--quiet"]) == 0
+    ids = np.arange(1, 18)[None]
+    start, trained = (logits(folder / where / "openvino_model.xml", ids) for where in ("whole/training/start", "ir"))
+    assert np.isfinite(trained).all() and np.abs(trained - start).max() > 1e-3 * np.abs(start).max()
+
+
+def test_what_cannot_be_trained_is_said_before_work(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short = folder / "short.txt"
+    short.write_text("a few words")
+    for arguments, told in (
+        (command(folder, "no", "--train-dataset", str(short)), "one to train on and one to judge by"),
+        (command(folder, "no", "--resume"), "there is no training to go on with"),
+        (command(folder, "no", "--rank", "0"), "--rank"),
+        (["distill", str(folder / "m"), str(folder / "no"), "--quiet"], "it needs text"),
+        (["distill", str(folder / "m"), str(folder / "m"), "--dataset", str(folder / "text.txt"), "--awq"], "it exists"),
+    ):
+        assert main(arguments) != 0
+        assert told in capsys.readouterr().err
+        assert not (folder / "no").exists()
