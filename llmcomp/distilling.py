@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from llmcomp.calibration import samples_of
 from llmcomp.calibration.load import AUTO
 from llmcomp.checkpoint import Checkpoint
-from llmcomp.errors import CalibrationError, OutputError
+from llmcomp.errors import CalibrationError, OptionError, OutputError
 from llmcomp.export import export
 from llmcomp.options import ExportOptions
 from llmcomp.options.train_options import TrainOptions
@@ -66,6 +66,8 @@ def distill(options: ExportOptions, training: TrainOptions, progress: Progress |
     assert options.output is not None
     run = Run(progress or Progress())
     out, work = options.output, options.output / WORK
+    if options.dry_run:
+        raise OptionError("--dry-run", "there is no forecast of training", "Leave it out, or give it to llmcomp export, for the start")
     with run.stage("checks"):
         _check_output(out, options.resume)
         checkpoint = open_checkpoint(options)

@@ -109,6 +109,7 @@ def test_what_cannot_be_trained_is_said_before_work(folder: Path, capsys: pytest
         (command(folder, "no", "--train-dataset", str(short)), "one to train on and one to judge by"),
         (command(folder, "no", "--resume"), "there is no training to go on with"),
         (command(folder, "no", "--rank", "0"), "--rank"),
+        (command(folder, "no", "--dry-run"), "no forecast of training"),
         (["distill", str(folder / "m"), str(folder / "no"), "--quiet"], "it needs text"),
         (["distill", str(folder / "m"), str(folder / "m"), "--dataset", str(folder / "text.txt"), "--awq"], "it exists"),
     ):
