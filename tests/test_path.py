@@ -109,8 +109,7 @@ def test_compressing_twice_is_refused_with_what_is_there(exported: Path, tmp_pat
     other = tmp_path / "other"
     shutil.copytree(exported, other)
     (other / "report.json").unlink()
-    # Matrices of fewer than 4096 weights do not count there: keys and values.
-    with pytest.raises(CheckpointError, match=r"already compressed: int4 \(10 layers\), int8 \(1 layer\)"):
+    with pytest.raises(CheckpointError, match=r"already compressed: int4 \(14 layers\), int8 \(1 layer\)"):
         plan_model(ExportOptions(model=str(other), weight_format=weight_format))
     assert not (tmp_path / "out").exists()
 
