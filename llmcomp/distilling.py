@@ -30,7 +30,7 @@ from llmcomp.starting import begun_of
 
 WORK, START, BEGUN, CACHE, ADAPTER, RUNS = "training", "start", "begun.safetensors", "teacher", "adapter", "run"
 RATES = {"lora": 3e-4, "weights": 3e-5, "scales": 1e-3}
-"""Highest learning rates unless said; chosen on SmolLM2-135M (evaluation/LOG.md)."""
+"""Highest learning rates unless said; the first two by trials on SmolLM2-135M (evaluation/LOG.md)."""
 SCALE_RATE, NORM_RATE = 1e-4, 1e-4
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from llmcomp.checkpoint import Checkpoint
 from llmcomp.errors import ArchitectureError
+from llmcomp.graph.match import find_tensor
 from llmcomp.graph.pieces import Piece, Pieces
 
 REMEDY = "Download the checkpoint again, or check config.json"
@@ -83,3 +84,9 @@ def _converted(
             return {target: Pieces.of(name, shape)}
         return {target: Pieces(tuple((Piece(name, shape[2], index=i, transposed=True),) for i in range(shape[0])))}
     return {}
+
+
+def pieces_of(name: str, checkpoint: Checkpoint, stored: dict[str, Pieces], prefix: str) -> Pieces | None:
+    """What a parameter is made of: the stored tensor of its name, or what the loader would make."""
+    tensor = find_tensor(name, checkpoint.tensors, prefix)
+    return Pieces.of(tensor, checkpoint.tensors[tensor].shape) if tensor else stored.get(name)

@@ -32,7 +32,7 @@ import numpy as np
 from llmcomp.checkpoint import Checkpoint
 from llmcomp.errors import ArchitectureError, LlmcompError
 from llmcomp.graph.bounds import NO_MEMORY, bounded_parameters, config_error, is_memory, limit_memory, one_line
-from llmcomp.graph.conversions import stored_parameters
+from llmcomp.graph.conversions import pieces_of, stored_parameters
 from llmcomp.graph.match import find_tensor, missing_tensors_error
 from llmcomp.graph.pieces import Pieces
 from llmcomp.graph.skeleton import CONFIG, EXAMPLE, MANIFEST, XML
@@ -330,7 +330,7 @@ def _empty_model(
     others: list[tuple[list[tuple[Any, str, str]], Pieces]] = []
     missing: list[str] = []
     for uses in homes.values():
-        pieces = next((p for _, _, full in uses if (p := _pieces(full, checkpoint, stored, prefix))), None)
+        pieces = next((p for _, _, full in uses if (p := pieces_of(full, checkpoint, stored, prefix))), None)
         module, name, full = uses[0]
         if pieces is None:
             missing.append(full)
@@ -403,12 +403,6 @@ def _tie(model: Any, checkpoint: Checkpoint, prefix: str) -> set[str]:
         model.all_tied_weights_keys.pop(target)
     model.tie_weights(missing_keys=missing, recompute_mapping=False)
     return compared
-
-
-def _pieces(name: str, checkpoint: Checkpoint, stored: dict[str, Pieces], prefix: str) -> Pieces | None:
-    """What a parameter is made of: the stored tensor of its name, or what the loader would make."""
-    tensor = find_tensor(name, checkpoint.tensors, prefix)
-    return Pieces.of(tensor, checkpoint.tensors[tensor].shape) if tensor else stored.get(name)
 
 
 def _place(matrices: list[Placed], seed: int, kind: Any = None) -> dict[int, Placed]:

@@ -47,10 +47,10 @@ def apply_folds(model: Any, folded: Folded) -> None:
             _divide_norm(norm, torch.from_numpy(folded.columns[names[0]]))
         for name, factors in folded.columns.items():
             weight = modules[name].weight
-            weight.mul_(torch.from_numpy(factors)[:, None] if _transposed(modules[name]) else torch.from_numpy(factors))
+            weight.mul_(torch.from_numpy(factors)[:, None] if is_turned(modules[name]) else torch.from_numpy(factors))
         for name, factors in folded.rows.items():
             module, given = modules[name], torch.from_numpy(factors)
-            module.weight.mul_(given if _transposed(module) else given[:, None])
+            module.weight.mul_(given if is_turned(module) else given[:, None])
             if getattr(module, "bias", None) is not None:
                 module.bias.mul_(given)
         after = model(ids, use_cache=False).logits
@@ -61,7 +61,7 @@ def apply_folds(model: Any, folded: Folded) -> None:
         )
 
 
-def _transposed(module: Any) -> bool:
+def is_turned(module: Any) -> bool:
     """Whether a linear module holds (in, out)."""
     from transformers.pytorch_utils import Conv1D
 

@@ -12,9 +12,8 @@ import torch
 
 from llmcomp.checkpoint import Checkpoint
 from llmcomp.errors import ArchitectureError
-from llmcomp.graph.conversions import stored_parameters
-from llmcomp.graph.match import find_tensor, missing_tensors_error
-from llmcomp.graph.pieces import Pieces
+from llmcomp.graph.conversions import pieces_of, stored_parameters
+from llmcomp.graph.match import missing_tensors_error
 
 
 def load_model(checkpoint: Checkpoint, trust_remote_code: bool = False, dtype: torch.dtype = torch.float32) -> Any:
@@ -42,7 +41,7 @@ def load_model(checkpoint: Checkpoint, trust_remote_code: bool = False, dtype: t
         for name, parameter in model.named_parameters(remove_duplicate=False):
             if id(parameter) in seen:
                 continue
-            pieces = _pieces(name, checkpoint, stored, prefix)
+            pieces = pieces_of(name, checkpoint, stored, prefix)
             if pieces is None:
                 missing.append((name, parameter))
                 continue
@@ -59,8 +58,3 @@ def load_model(checkpoint: Checkpoint, trust_remote_code: bool = False, dtype: t
     if absent:
         raise missing_tensors_error(absent, set(checkpoint.tensors), checkpoint.source)
     return model.eval()
-
-
-def _pieces(name: str, checkpoint: Checkpoint, stored: dict[str, Pieces], prefix: str) -> Pieces | None:
-    tensor = find_tensor(name, checkpoint.tensors, prefix)
-    return Pieces.of(tensor, checkpoint.tensors[tensor].shape) if tensor else stored.get(name)

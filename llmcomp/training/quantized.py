@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from torch.nn.utils import parametrize
 
 from llmcomp import formats
 from llmcomp.errors import OptionError
-from llmcomp.formats import CompressedWeight, Format
+from llmcomp.formats import CompressedWeight
 from llmcomp.training.fake_quantize import check_trainable, fake_quantize, stored_values
 
 MARGIN = 0.49
@@ -181,13 +180,3 @@ def quantized_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Mo
 def original(module: torch.nn.Module) -> torch.Tensor:
     """The weight under the parametrization."""
     return module.parametrizations[PARAMETRIZED].original
-
-
-def format_of(name: str) -> Format:
-    """
-    Raises:
-        OptionError: not one that is trained.
-    """
-    fmt: Any = formats.get(name)
-    check_trainable(fmt, fmt.zero_point_type is not None)
-    return fmt

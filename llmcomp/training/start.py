@@ -17,7 +17,7 @@ from llmcomp import formats
 from llmcomp.errors import ArchitectureError
 from llmcomp.formats import CompressedWeight
 from llmcomp.graph.match import find_tensor
-from llmcomp.training.folding import Folded, apply_folds
+from llmcomp.training.folding import Folded, apply_folds, is_turned
 from llmcomp.training.quantized import Start, check_rank, quantize_weight
 
 PARTS = ("codes", "scale", "zero_point")
@@ -95,7 +95,7 @@ def begin(
     trained = []
     for number, (name, weight) in enumerate(begun.weights.items()):
         tied = [module for _, module in modules[name]]
-        transposed = tuple(tied[0].weight.shape) != tuple(weight.shape) or _is_turned(tied[0])
+        transposed = is_turned(tied[0])
         if name in low:
             quantize_weight(tied, Start(weight, transposed), rank, trains_weights, frozen, seed + number)
             trained += [full for full, _ in modules[name]]
@@ -104,12 +104,6 @@ def begin(
             with torch.no_grad():
                 tied[0].weight.copy_(value.T if transposed else value)
     return trained
-
-
-def _is_turned(module: Any) -> bool:
-    from transformers.pytorch_utils import Conv1D
-
-    return isinstance(module, Conv1D)
 
 
 def _modules(model: Any, tensors: Sequence[str]) -> dict[str, list[tuple[str, Any]]]:
