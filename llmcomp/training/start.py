@@ -78,7 +78,7 @@ def begin(
         raise ArchitectureError(
             absent[0], "no linear module or embedding of the model holds it, and nothing else is trained", "Export without training"
         )
-    low = {name for name, weight in begun.weights.items() if weight.format.bits < 8} or set(begun.weights)
+    low = [name for name, weight in begun.weights.items() if weight.format.bits < 8] or list(begun.weights)
     for name in low:
         check_rank(rank, begun.weights[name].shape, name)
     first = {name: found[0][0] for name, found in modules.items()}
