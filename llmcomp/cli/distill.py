@@ -35,7 +35,7 @@ TRAINING: dict[str, dict[str, Any]] = {
     "top_k": {"type": int, "help": "Likeliest tokens of the teacher that are kept for each position. Default: 64."},
     "dtype": {"choices": ("f32", "bf16"), "help": "Of products. Default: f32."},
     "gradient_checkpointing": {"action": "store_true", "help": "Keep less in memory, compute more."},
-    "tensorboard": {"action": "store_true", "help": "Write its files beside the log; needs the package."},
+    "tensorboard": {"action": "store_true", "help": "Write its files beside the log; needs the extra llmcomp[tensorboard]."},
     "train_seed": {"type": int, "help": "Of the order of rows and the adapters' first values. Default: 0."},
     "adapter_start": {"metavar": "PATH", "help": "Adapters of an earlier training of the same start to go on from."},
 }

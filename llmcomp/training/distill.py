@@ -154,7 +154,7 @@ def _check(rows: NDArray[Any], held_out: NDArray[Any], parameters: dict[str, tor
         if p.dtype != torch.float32:
             raise OptionError(f"parameter {name}", f"it is {p.dtype}, in which small steps vanish", "Make trainable parameters f32")
     if settings.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise OptionError("tensorboard", "the package `tensorboard` is not installed", "Install it: pip install tensorboard")
+        raise OptionError("tensorboard", "the package `tensorboard` is not installed", "Install it: pip install 'llmcomp[tensorboard]'")
 
 
 def _optimizer(parameters: dict[str, torch.nn.Parameter], groups: Callable[[str], str], settings: Settings) -> torch.optim.Optimizer:

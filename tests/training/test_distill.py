@@ -299,3 +299,15 @@ def test_every_row_comes_once_in_an_epoch(count: int, processes: int) -> None:
     assert np.bincount(np.concatenate(steps)).tolist() == [3 * shares.step_rows] * count
     later = iter(MicroBatches(shares, 0, 2))
     assert [next(later) for _ in range(per_step)] == micro[2 * per_step : 3 * per_step]
+
+
+def test_tensorboard_gets_the_loss_of_every_step(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    cache = cached(tmp_path / "c", R, H)
+    train(student(), one_group, R, H, cache, settings(steps=3, tensorboard=True), tmp_path / "run")
+    (folder,) = {path.parent for path in (tmp_path / "run").rglob("events.out.tfevents*") if path.parent.name != "run"}
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    logged = [line["loss"] for line in read_log(tmp_path / "run" / "log.jsonl") if "loss" in line]
+    assert [event.value for event in events.Scalars("loss")] == pytest.approx(logged)

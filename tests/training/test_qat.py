@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
+import onnx
+import onnxruntime
 import openvino as ov
 import pytest
 import torch
@@ -112,6 +117,20 @@ def test_a_transformers_matrices_run_on_bytes(preset: QuantizationPreset) -> Non
     found, types = layer_types(ov.convert_model(plain, example_input=IDS), IDS.numpy())
     np.testing.assert_allclose(found, wanted.numpy(), atol=0.02 * float(wanted.abs().max()))
     assert [byte for kind, byte in types if kind == "FullyConnected"] == [True] * 7
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(("make", "data"), [(convolutions, torch.linspace(-1, 1, 384).reshape(2, 3, 8, 8)), (lambda: Attention().eval(), IDS)])
+def test_onnx_in_its_own_runtime(tmp_path: Path, preset: QuantizationPreset, make: Any, data: torch.Tensor) -> None:
+    plain = strip(prepare(make(), data, [data], preset=preset))
+    wanted = plain(data).detach().numpy()
+    torch.onnx.export(plain, (data,), tmp_path / "model.onnx", dynamo=False, input_names=["x"], output_names=["y"])
+    types = [node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node]
+    assert types.count("QuantizeLinear") == types.count("DequantizeLinear") > 0
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    (found,) = session.run(["y"], {"x": data.numpy()})
+    # As in OpenVINO: a value on a rounding's edge goes the other way here and there.
+    np.testing.assert_allclose(found, wanted, atol=0.02 * float(np.abs(wanted).max()))
 
 
 def test_training_moves_ranges_and_weights_and_state_comes_back() -> None:
