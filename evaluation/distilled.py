@@ -1,6 +1,6 @@
 """Training back what int4 lost: KL before and after on text that nothing was tuned on, beside NNCF's FQ_LORA recipe; into evaluation/results/.
 
-    python evaluation/distilled.py CHECKPOINT WORK --calibration FILE --text FILE [--minutes 30] [--starts awq+scale_estimation ...] [--peer]
+    python evaluation/distilled.py CHECKPOINT WORK --calibration FILE --text FILE [--minutes 30] [--starts awq+scale_estimation plain/scales ...] [--peer]
 
 Ours is `llmcomp distill` from each start, then `llmcomp export --weight-format keep`; start and end are judged as IRs against the float IR. The peer
 (peer_fq_lora.py) trains in torch on the same rows for as long, from its own AWQ + scale estimation, and is judged there on the same windows. The last
@@ -27,11 +27,24 @@ TRAINING = ["--batch-rows", "4", "--eval-every", "25"]
 """As in LOG.md's trials; all else by default."""
 
 
-def command(a: Any, methods: str, out: Path) -> list[str]:
+def command(a: Any, way: str, out: Path) -> list[str]:
+    """`way` is METHODS, or METHODS/TRAIN for another kind of training than adapters."""
+    methods, _, train = way.partition("/")
     data = ["--dataset", str(a.calibration), "--num-samples", str(a.samples), "--sequence-length", str(a.length)]
-    start = ["--weight-format", "int4_asym", "--group-size", str(a.group), *[FLAGS[m] for m in methods.split("+")], *data]
+    start = ["--weight-format", "int4_asym", "--group-size", str(a.group), *[FLAGS[m] for m in methods.split("+") if m != "plain"], *data]
     length = ["--train-tokens", str(a.train_tokens), "--minutes", str(a.minutes)]
-    return [sys.executable, "-m", "llmcomp", "distill", str(a.checkpoint), str(out), *start, *length, *TRAINING]
+    return [
+        sys.executable,
+        "-m",
+        "llmcomp",
+        "distill",
+        str(a.checkpoint),
+        str(out),
+        *start,
+        *length,
+        *TRAINING,
+        *(["--train", train] if train else []),
+    ]
 
 
 def shared_rows(a: Any) -> tuple[Any, Any]:
@@ -68,12 +81,12 @@ def answered(a: Any, rows: Any, held_out: Any) -> Path:
     return folder
 
 
-def ours(a: Any, methods: str, answers: Path) -> dict[str, Any]:
-    out = a.work / f"{a.checkpoint.name}-{methods}"
+def ours(a: Any, way: str, answers: Path) -> dict[str, Any]:
+    out = a.work / f"{a.checkpoint.name}-{way.replace('/', '-')}"
     if not (out / "config.json").exists():
         # A run that is resumed takes the answers that it finds.
         shutil.copytree(answers, out / "training" / "teacher")
-        run([*command(a, methods, out), "--resume", "--quiet"], cache(a))
+        run([*command(a, way, out), "--resume", "--quiet"], cache(a))
     trained = out.with_name(out.name + "-ir")
     if not trained.exists():
         run([sys.executable, "-m", "llmcomp", "export", str(out), str(trained), "--weight-format", "keep", "--quiet"], cache(a))
@@ -83,7 +96,7 @@ def ours(a: Any, methods: str, answers: Path) -> dict[str, Any]:
     reference = str(fp16_of(a))
     _, before, after = evaluate(paths, load_text(str(a.text)), reference=reference, tokenizer=str(a.checkpoint), limit=a.windows)
     return {
-        "command": "llmcomp " + " ".join(command(a, methods, Path("OUT"))[3:]).replace(str(a.checkpoint), a.checkpoint.name),
+        "command": "llmcomp " + " ".join(command(a, way, Path("OUT"))[3:]).replace(str(a.checkpoint), a.checkpoint.name),
         "start_kl": before.kl,
         "kl": after.kl,
         "kl_se": after.kl_standard_error,
@@ -126,7 +139,7 @@ def main() -> None:
     answers = answered(a, *shared_rows(a))
     target = a.results / f"distilled-{a.checkpoint.name}.json"
     table: dict[str, Any] = json.loads(target.read_text(encoding="utf8")) if target.exists() else {}
-    todo = {f"llmcomp from {methods}": lambda methods=methods: ours(a, methods, answers) for methods in a.starts}
+    todo = {f"llmcomp from {way}": lambda way=way: ours(a, way, answers) for way in a.starts}
     for name, make in (todo | ({"NNCF FQ_LORA": lambda: peer(a)} if a.peer else {})).items():
         row = table[name] = make()
         row["recovered"] = 1 - row["kl"] / row["start_kl"]

@@ -120,7 +120,9 @@ def test_a_transformers_matrices_run_on_bytes(preset: QuantizationPreset) -> Non
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize(("make", "data"), [(convolutions, torch.linspace(-1, 1, 384).reshape(2, 3, 8, 8)), (lambda: Attention().eval(), IDS)])
+@pytest.mark.parametrize(
+    ("make", "data"), [(convolutions, torch.linspace(-1, 1, 384).reshape(2, 3, 8, 8)), (lambda: Attention().eval(), IDS)]
+)
 def test_onnx_in_its_own_runtime(tmp_path: Path, preset: QuantizationPreset, make: Any, data: torch.Tensor) -> None:
     plain = strip(prepare(make(), data, [data], preset=preset))
     wanted = plain(data).detach().numpy()
