@@ -5,18 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmcomp.options.modes import PruneMode
+    from llmcomp.options.modes import PruneMode, StripFormat
     from llmcomp.training.batch_norm import batch_norm_adaptation
     from llmcomp.training.prune import prune, pruning_statistic
+    from llmcomp.training.strip import strip
 
-__all__ = ["PruneMode", "__version__", "batch_norm_adaptation", "prune", "pruning_statistic"]
+__all__ = ["PruneMode", "StripFormat", "__version__", "batch_norm_adaptation", "prune", "pruning_statistic", "strip"]
 __version__ = "0.1.0"
 
 _HOMES = {
     "PruneMode": "options.modes",
+    "StripFormat": "options.modes",
     "batch_norm_adaptation": "training.batch_norm",
     "prune": "training.prune",
     "pruning_statistic": "training.prune",
+    "strip": "training.strip",
 }
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llmcomp.options.export_options import ExportOptions
-    from llmcomp.options.modes import PruneMode, QuantizationPreset
+    from llmcomp.options.modes import PruneMode, QuantizationPreset, StripFormat
     from llmcomp.options.recipe import build, command_line, explained, load_recipe, recipes
     from llmcomp.options.rules import Override, Rule
     from llmcomp.options.scope import IgnoredScope
@@ -24,6 +24,7 @@ __all__ = [
     "PruneMode",
     "QuantizationPreset",
     "Rule",
+    "StripFormat",
     "build",
     "command_line",
     "explained",
@@ -38,6 +39,7 @@ _HOMES = {
     "PruneMode": "modes",
     "QuantizationPreset": "modes",
     "Rule": "rules",
+    "StripFormat": "modes",
     "build": "recipe",
     "command_line": "recipe",
     "explained": "recipe",

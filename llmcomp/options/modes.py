@@ -1,4 +1,4 @@
-"""Ways to prune and to quantize, in NNCF's words."""
+"""Ways to prune, to quantize and to leave a trained model, in NNCF's words."""
 
 from __future__ import annotations
 
@@ -22,3 +22,14 @@ class QuantizationPreset(str, Enum):
 
     PERFORMANCE = "performance"
     MIXED = "mixed"
+
+
+class StripFormat(str, Enum):
+    """What `strip` leaves of a weight that was rounded in training."""
+
+    NATIVE = "native"
+    """torch's own fake quantization of float weights."""
+    DQ = "dq"
+    """Packed codes, which are dequantized where the weight is used."""
+    IN_PLACE = "in_place"
+    """Float weights that have been rounded."""

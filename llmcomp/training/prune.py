@@ -1,7 +1,7 @@
 """Pruning: binary masks over a torch model's weights, chosen by magnitude or learned, and how much of the model is zero.
 
 `prune` puts masks on; train on, with a schedule of `prune_schedules.py` that raises the ratio, or with `RBLoss` added to the task's loss;
-`stripping.strip` makes it a plain model whose fallen weights are zero.
+`strip.strip` makes it a plain model whose fallen weights are zero.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     model = prepare(model, example_inputs, calibration_dataset)   # quantizers with ranges from data
     ...                                                            # train as before
-    plain = strip(model)                                           # stripping.py: exports to OpenVINO and ONNX
+    plain = strip(model)                                           # strip.py: exports to OpenVINO and ONNX
 
 Quantized are the weights of Linear and convolution layers, one symmetric range per output channel, and the input of each, one range per tensor: what
 OpenVINO's CPU plugin needs to run the layer on bytes. Layers that see the same tensor share its quantizer; an embedding that is tied to

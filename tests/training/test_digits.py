@@ -14,7 +14,7 @@ from torch import nn
 from llmcomp import PruneMode, batch_norm_adaptation, prune, pruning_statistic
 from llmcomp.training.prune_schedules import ExponentialMagnitudePruningScheduler
 from llmcomp.training.qat import prepare
-from llmcomp.training.stripping import strip
+from llmcomp.training.strip import strip
 from tests.training.runtime import layer_types
 
 MODE, RATIO = PruneMode.UNSTRUCTURED_MAGNITUDE_GLOBAL, 0.7

@@ -22,7 +22,7 @@ from llmcomp.training.prune_schedules import (
     exponential_ratio,
     multi_step_ratio,
 )
-from llmcomp.training.stripping import strip
+from llmcomp.training.strip import strip
 from llmcomp.training.weights import find_weights
 
 LOCAL, GLOBAL = PruneMode.UNSTRUCTURED_MAGNITUDE_LOCAL, PruneMode.UNSTRUCTURED_MAGNITUDE_GLOBAL

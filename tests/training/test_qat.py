@@ -18,7 +18,7 @@ from llmcomp.errors import CalibrationError, NonFiniteWeightError, OptionError, 
 from llmcomp.options import IgnoredScope, QuantizationPreset
 from llmcomp.training.qat import prepare
 from llmcomp.training.quantizers import AsymmetricQuantizer, FixedQuantizer, SymmetricQuantizer
-from llmcomp.training.stripping import strip
+from llmcomp.training.strip import strip
 from tests.training.runtime import layer_types
 
 PRESETS = tuple(QuantizationPreset)

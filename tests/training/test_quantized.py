@@ -8,8 +8,9 @@ import torch
 
 from llmcomp import formats
 from llmcomp.errors import OptionError
+from llmcomp.options.modes import StripFormat
 from llmcomp.training.quantized import MARGIN, Start, hold, original, quantize_weight, quantized_weights
-from llmcomp.training.strip import StripFormat, strip
+from llmcomp.training.strip import strip
 
 FORMATS = ("int8_asym", "int8_sym", "int4_asym", "int4_sym")
 ROWS, COLUMNS = 24, 64
@@ -108,7 +109,7 @@ def test_a_stripped_module_computes_what_the_trained_one_did(name: str, kind: St
                 parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)) * 0.05)
             one.gain.mul_(1.01)
             before = module.weight.clone()
-            stripped = strip(module, kind)
+            stripped = strip(module, False, kind)
             # torch's own fake quantization divides by the step's inverse: a weight between two levels may fall to the other, rarely.
             differs = (stripped.weight != before).double().mean()
             assert differs < (1e-3 if kind is StripFormat.NATIVE else 1e-12), differs
@@ -127,7 +128,7 @@ def test_tied_modules_stay_tied(kind: StripFormat) -> None:
         one.lora_B.add_(0.1)
         before = head.weight.clone()
         np.testing.assert_array_equal(embedding.weight.numpy(), before.numpy())
-        strip(model, kind)
+        strip(model, False, kind)
         np.testing.assert_array_equal(embedding.weight.numpy(), head.weight.numpy())
         # A weight half-way between two levels may fall to the other one in torch's own operation.
         assert (head.weight != before).double().mean() < 1e-3

@@ -16,13 +16,14 @@ from llmcomp import checkpoint as checkpoints
 from llmcomp.errors import OptionError
 from llmcomp.export import export
 from llmcomp.options import ExportOptions
+from llmcomp.options.modes import StripFormat
 from llmcomp.starting import begun_of
 from llmcomp.training.adapters import load_adapters, save_adapters
 from llmcomp.training.folder import write_checkpoint
 from llmcomp.training.loading import load_model
 from llmcomp.training.quantized import quantized_weights
 from llmcomp.training.start import Begun, begin
-from llmcomp.training.strip import StripFormat, strip
+from llmcomp.training.strip import strip
 from tests.calibration.architectures import save
 from tests.test_path import logits
 from tests.tiny import tiny_llama
@@ -110,7 +111,7 @@ def test_from_start_to_export(tmp_path: Path, options: dict[str, Any], tied: boo
     for kind in StripFormat:
         again = student(tmp_path, begun)
         train_a_little(again)
-        stripped = of_torch(strip(again, kind))
+        stripped = of_torch(strip(again, strip_format=kind))
         assert difference(stripped, trained) < CLOSE, kind
         assert difference(exported, stripped) < CLOSE, kind
 
