@@ -79,6 +79,8 @@ def trace(checkpoint: Checkpoint, options: ExportOptions, run: Run) -> Graphs:
             check_kept(graph, kernels.non_finite)
     if skeletons[0].cached:
         run.progress.note("the traced graph comes from the cache")
+    if checkpoint.doubt:
+        run.warn(checkpoint.doubt)
     if skeletons[0].fallback:
         run.warn(f"traced over the mapped weights, not as an empty skeleton: {skeletons[0].fallback}")
     unused = unused_tensors(graphs)

@@ -74,6 +74,7 @@ class AdaptedCheckpoint(Checkpoint):
         self.open_arguments = {**base.open_arguments, "adapter": str(folder.resolve())}
         self._settings = _config(folder)
         self._stored = _weights(folder)
+        self.doubt = base.doubt or _doubt(self._settings, base, folder)
         self._deltas, self._saved = self._match()
         changed = {name: replace(base.tensors[name], dtype="F32") for name in (*self._deltas, *self._saved)}
         self.tensors = {**base.tensors, **changed}
@@ -189,6 +190,18 @@ class AdaptedCheckpoint(Checkpoint):
             if re.match(rf"(.*\.)?({pattern})$", module):
                 return _number(self.adapter, f"alpha_pattern {pattern}", alpha)
         return _number(self.adapter, "lora_alpha", self._settings.get("lora_alpha"))
+
+
+def _doubt(settings: dict[str, Any], base: Checkpoint, folder: Path) -> str | None:
+    """Shapes fit, but the adapter names another base: folders are copied and renamed, so that this is no error."""
+    trained_on = settings.get("base_model_name_or_path")
+    if not isinstance(trained_on, str) or not trained_on.strip("/\\"):
+        return None
+    theirs = re.split(r"[/\\]+", trained_on.strip("/\\"))[-1]
+    names = {Path(base.source).name, Path(base.source).resolve().name, str(base.config.get("_name_or_path", "")).rpartition("/")[2]}
+    if theirs.casefold() in {name.casefold() for name in names}:
+        return None
+    return f"the adapter {folder} says that it was trained on {trained_on}; it is merged into {base.source}, whose shapes fit"
 
 
 def _number(folder: Path, name: str, value: Any) -> float:

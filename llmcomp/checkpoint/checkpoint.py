@@ -45,6 +45,8 @@ class Checkpoint(ABC):
     """Whether transformers' own loader finds the same values in `folder`."""
     side_files: list[Path]
     """Small files to copy into the output."""
+    doubt: str | None = None
+    """Why the source may not be what its user means, though it can be read."""
     open_arguments: dict[str, Any]
     """JSON-able arguments of `open` with which a child process opens the same files, without network: a hub id's snapshot, not its name."""
 

@@ -82,6 +82,25 @@ def test_an_export_with_an_adapter_is_that_of_the_merged_model(tmp_path: Path, m
     assert np.abs(found - wanted).max() < 0.1 * np.abs(wanted - float_logits).max() + 1e-5
 
 
+@pytest.mark.parametrize(
+    ("trained_on", "told"),
+    [("maker/m", False), ("M/", False), ("", False), (None, False), ("somewhere/else", True), ("C:\\models\\other", True)],
+)
+def test_an_adapter_that_names_another_base_is_told(tmp_path: Path, trained_on: str | None, told: bool) -> None:
+    adapted("llama", tmp_path, r=4, lora_alpha=16)
+    change(tmp_path / "adapter", {"base_model_name_or_path": trained_on})
+    doubt = checkpoints.open(tmp_path / "m", adapter=tmp_path / "adapter").doubt
+    assert doubt == (f"the adapter {tmp_path / 'adapter'} says that it was trained on {trained_on}; it is merged into {tmp_path / 'm'}, "
+    "whose shapes fit" if told else None)  # fmt: skip
+
+
+def test_the_doubt_is_a_warning_of_the_report(tmp_path: Path) -> None:
+    adapted("llama", tmp_path, r=4, lora_alpha=16)
+    change(tmp_path / "adapter", {"base_model_name_or_path": "somewhere/else"})
+    options = ExportOptions(model=str(tmp_path / "m"), adapter=tmp_path / "adapter", output=tmp_path / "out", no_tokenizer=True)
+    assert any("trained on somewhere/else" in text for text in export(options).report["warnings"])
+
+
 def change(folder: Path, settings: dict[str, Any] | None = None, **tensors: np.ndarray) -> None:
     path = folder / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **(settings or {})}))
