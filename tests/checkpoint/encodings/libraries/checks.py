@@ -43,7 +43,7 @@ def check_kept(folder: Path, wanted: dict[str, np.ndarray], codes: dict[str, np.
     from transformers import AutoModelForCausalLM
 
     opened, plain = checkpoint.open(folder), tmp_path / "decoded"
-    shutil.copytree(folder, plain, ignore=shutil.ignore_patterns("*.safetensors*"))
+    shutil.copytree(folder, plain, ignore=shutil.ignore_patterns("*.safetensors*", "hf_quant_config.json"))
     config = json.loads((folder / "config.json").read_text())
     del config["quantization_config"]
     (plain / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
