@@ -15,7 +15,7 @@ from tests.checkpoint.gguf_file import MERGES, vocabulary, write_gguf
 from tests.checkpoint.pieces import SENTENCES, pieces
 from tests.reference import bpe
 
-KINDS = [gguf.GGMLQuantizationType[n] for n in ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_1", "Q8_0")]
+KINDS = [gguf.GGMLQuantizationType[n] for n in ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4")]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)

@@ -121,15 +121,3 @@ def test_damage_of_eight_bits(tmp_path: Path) -> None:
     refused(stored(tmp_path, EIGHT, {**eight(), scb: np.ones(19, np.float32)}), r"its shape is \[19\]")
     refused(stored(tmp_path, EIGHT, {**eight(), scb: np.full(20, np.inf, np.float32)}), "infinite")
     refused(stored(tmp_path, EIGHT, {**eight(), layout: np.ones((), np.uint8)}), "layout 1 is not read")
-
-
-@pytest.mark.parametrize("kind", ["nf4", "fp4"])
-def test_the_library_decodes_to_the_same(tmp_path: Path, kind: str) -> None:
-    functional = pytest.importorskip("bitsandbytes.functional")
-    import torch
-
-    weight = torch.from_numpy(np.random.default_rng(0).normal(size=(24, 128)).astype(np.float32))
-    packed, told = functional.quantize_4bit(weight, blocksize=64, quant_type=kind, compress_statistics=True)
-    parts = {X: packed.numpy()} | {f"{X}.{name}": values.numpy() for name, values in told.as_dict(packed=True).items()}
-    theirs = functional.dequantize_4bit(packed, told)
-    np.testing.assert_array_equal(checkpoint.open(stored(tmp_path, FOUR, parts)).read(X), theirs.numpy())
