@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from llmcomp.errors import OptionError
-from llmcomp.training.quantized import FakeQuantizedWeight, quantized_weights
+from llmcomp.training.quantized import FakeQuantizedWeight, adapted
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -25,7 +25,7 @@ def save_adapters(model: Any, folder: Path, base: str) -> None:
     """
     from peft import LoraConfig
 
-    found = _adapted(model)
+    found = adapted(model)
     if not found:
         raise OptionError("adapters", "the model has none", "Train with a rank above 0")
     ranks = {name: one.rank for name, _, one in found}
@@ -55,7 +55,7 @@ def load_adapters(model: Any, folder: Path) -> None:
     """
     held = load_file(folder / TENSORS)
     scale = _scale(json.loads((folder / CONFIG).read_text(encoding="utf8")), folder)
-    wanted = {key: value.T if turned else value for key, (value, turned) in _named(_adapted(model)).items()}
+    wanted = {key: value.T if turned else value for key, (value, turned) in _named(adapted(model)).items()}
     for name in sorted({*held, *wanted}):
         if name not in held or name not in wanted or held[name].shape != wanted[name].shape:
             there = list(held[name].shape) if name in held else "nothing"
@@ -66,15 +66,6 @@ def load_adapters(model: Any, folder: Path) -> None:
     with torch.no_grad():
         for name, parameter in wanted.items():
             parameter.copy_(held[name] * (scale if name.endswith(("lora_B.weight", "lora_embedding_B")) else 1.0))
-
-
-def _adapted(model: Any) -> list[tuple[str, torch.nn.Module, FakeQuantizedWeight]]:
-    """(module's name, module, what has its adapter); of tied modules the first, since merging changes all of them."""
-    found: dict[int, tuple[str, torch.nn.Module, FakeQuantizedWeight]] = {}
-    for name, module, one in quantized_weights(model):
-        if one.lora_A is not None:
-            found.setdefault(id(one), (name, module, one))
-    return list(found.values())
 
 
 def _named(found: Sequence[tuple[str, torch.nn.Module, FakeQuantizedWeight]]) -> dict[str, tuple[torch.Tensor, bool]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llmcomp.training.distill import train
+from llmcomp.training.objectives import Distillation
 from llmcomp.training.processes import join, leave
 from tests.training.models import cached, one_group, rows, settings, student
 
@@ -22,7 +23,7 @@ def main(folder: Path, batch: int, interrupted: bool) -> None:
     r, h = rows(11), rows(3, 1)
     with join().main_process_first():
         cache = cached(folder / "cache", r, h)
-    given = (r, h, cache, settings(steps=8, eval_every=3, save_every=4, batch_rows=batch), folder / "run")
+    given = (Distillation(r, h, cache), settings(steps=8, eval_every=3, save_every=4, batch_rows=batch), folder / "run")
     if interrupted:
         model, passes = student(), 0
 
