@@ -47,7 +47,15 @@ class Tokenizer:
         Raises:
             CalibrationError: there is no template, or it refuses the conversation.
         """
-        return self.encode(self._template.render(messages, where))
+        return self.encode(self.chat_text(messages, where))
+
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], where: str, asks: bool = False) -> str:
+        """A conversation as the model's chat template writes it; with `asks` the beginning of an answer comes last.
+
+        Raises:
+            CalibrationError: as `encode_chat`.
+        """
+        return self._template.render(messages, where, asks)
 
     def ordinary(self) -> NDArray[np.int64]:
         """[tokens], ascending: the vocabulary without special tokens."""

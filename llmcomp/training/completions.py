@@ -40,15 +40,14 @@ class Completions:
         return cls(ids, counted)
 
 
-def summed_cross_entropy(
-    student: Any, reading: logits.Reading, ids: torch.Tensor, counted: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
-) -> torch.Tensor:
+def summed_cross_entropy(student: Any, reading: logits.Reading, ids: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
     """Sum in nats over the places of ids [rows, length] that count; logits are made of these places alone.
 
     It is the KL to a teacher that is certain of the next token: log 1 for it, and nothing for the others.
     """
     places = counted[:, :-1]
     hidden = logits.hidden_states(student, reading, ids)[:, :-1][places]
+    weight, bias = logits.head_of(student, reading)
     following = ids[:, 1:][places][:, None]
     certain = torch.zeros(following.shape, device=ids.device)
     return summed_divergence(hidden, weight, bias, Targets(certain, following, torch.full_like(certain[:, 0], -torch.inf)), reading)

@@ -59,7 +59,9 @@ class Space:
         fitting = [c for c in map(self.uniform, self.ranks) if self.cost(c) <= min(budget, self.cost(self.middle))]
         if not fitting:
             least = self.cost(self.uniform(self.ranks[-1]))
-            raise OptionError(f"rank budget {budget}", f"rank {self.ranks[-1]} everywhere has {least} parameters", f"Give at least {least}")
+            raise OptionError(
+                f"--rank-budget {budget}", f"rank {self.ranks[-1]} everywhere has {least} parameters", f"Give at least {least}"
+            )
         return fitting[0], budget
 
     def draw(self, seed: int, step: int) -> Config:
@@ -79,7 +81,7 @@ def check_ranks(ranks: Sequence[int]) -> Config:
     found = tuple(sorted(set(ranks), reverse=True))
     if len(found) < 2 or len(found) != len(ranks) or found[-1] < 0:
         raise OptionError(
-            f"ranks {', '.join(map(str, ranks))}", "a search needs two or more, all different, none below 0", "Give such as 32,24,16,8"
+            f"--ranks {','.join(map(str, ranks))}", "a search needs two or more, all different, none below 0", "Give such as 32,24,16,8"
         )
     return found
 

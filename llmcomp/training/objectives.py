@@ -150,7 +150,8 @@ class Completion:
         return {name: digest(rows.ids) + digest(rows.counted) for name, rows in both}
 
     def loss(self, student: Any, reading: logits.Reading, batch: Batch) -> torch.Tensor:
-        return summed_cross_entropy(student, reading, *batch, *logits.head_of(student, reading))
+        ids, counted = batch
+        return summed_cross_entropy(student, reading, ids, counted)
 
 
 def check_rows(rows: NDArray[Any], held_out: NDArray[Any]) -> None:
