@@ -27,7 +27,7 @@ TRAINING: dict[str, dict[str, Any]] = {
     "ranks": {"metavar": "RANK,RANK,...", "help": "Of nls: what each layer can have. Default: 32,24,16,8."},
     "rank_budget": {"type": int, "help": "Of nls: parameters of all adapters. Default: what the middle rank costs everywhere."},
     "search_evaluations": {"type": int, "help": "Of nls: looks at the held-out rows that the search takes at most. Default: 64."},
-    "search_share": {"type": float, "help": "Of nls: the part of the training after which ranks are searched for. Default: 0.5."},
+    "search_share": {"type": float, "help": "Of nls: the part of the training after which ranks are searched for. Default: 0.3."},
     "loss": {
         "choices": ("kl", "task"),
         "help": "kl: to the float model, of every token of the text; task: cross-entropy of completions behind their prompts, two columns of "

@@ -42,7 +42,7 @@ class TrainOptions(BaseModel):
     """Parameters of the adapters that nls leaves. Default: what the middle rank costs everywhere."""
     search_evaluations: PositiveInt = 64
     """Looks at the held-out rows that its search may take."""
-    search_share: float = Field(0.5, gt=0, le=1)
+    search_share: float = Field(0.3, gt=0, le=1)
     """Of the training, after which it searches; the rest trains what it found."""
     loss: Literal["kl", "task"] = "kl"
     """kl: to the teacher, of every token of a text; task: cross-entropy of completions."""

@@ -20,7 +20,7 @@ Judge = Callable[[Config], float]
 """Held-out loss; lower is better."""
 SANDWICH = 4
 """Every so many steps all layers have their largest rank, so that the last ranks, which few draws reach, are trained too (the sandwich rule of Yu and
-Huang, "Universally Slimmable Networks", section 3)."""
+Huang, "Universally Slimmable Networks", section 3). What it is worth is in evaluation/LOG.md."""
 SCREENED = 0.6
 """Of the evaluations, at most, that find out which layers need their ranks; hill climbing has the rest."""
 TRIES = 100

@@ -30,8 +30,9 @@ class Elastic(BaseModel):
     """Parameters of the adapters that are left. Default: what the middle rank costs everywhere."""
     evaluations: PositiveInt = 64
     """Looks at the held-out rows that the search may take."""
-    share: float = Field(0.5, gt=0, le=1)
-    """Of the budget, after which the search is; the rest trains what it found."""
+    share: float = Field(0.3, gt=0, le=1)
+    """Of the budget, after which the search is; the rest trains what it found. Early, since steps with drawn ranks teach the found ones less
+    (evaluation/LOG.md)."""
 
 
 class Settings(BaseModel):
