@@ -403,7 +403,8 @@ class _Run:
         position, evaluations = self.position, None
         if self.settings.seconds is not None:
             evaluations = int(SEARCH_SECONDS * self.settings.seconds / max(self._agreed(position.evaluation_seconds), 1e-9))
-        found = search.find(self._judge, evaluations)
+        # A search goes by which loss is lower: the last bit must be the same in all processes.
+        found = search.find(lambda: self._agreed(self._judge()), evaluations)
         position.ranks = list(found.config)
         search.use(found.config)
         self._take(found.loss)

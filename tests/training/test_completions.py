@@ -17,20 +17,7 @@ from llmcomp.training.objectives import Completion
 from llmcomp.training.tracker import read_log
 from tests.training.elastic import RANKS, go
 from tests.training.elastic import student as adapted
-from tests.training.models import VOCABULARY, llama, one_group, settings, student
-
-LENGTH = 12
-Pair = tuple[np.ndarray, int]
-
-
-def pairs(count: int, seed: int = 0) -> list[Pair]:
-    """Of 2 to 15 tokens, some of which are cut off at twelve; some prompts are empty."""
-    rng = np.random.default_rng(seed)
-    found = []
-    for _ in range(count):
-        begins, told = int(rng.integers(0, 8)), int(rng.integers(2, 8))
-        found.append((rng.integers(0, VOCABULARY, begins + told), begins))
-    return found
+from tests.training.models import LENGTH, VOCABULARY, llama, one_group, pairs, settings, student
 
 
 def cross_entropies(model: Any, row: np.ndarray, begins: int) -> np.ndarray:
@@ -125,7 +112,7 @@ def test_what_cannot_be_learnt_is_refused(tmp_path: Path) -> None:
     rows, held = Completions.of(pairs(4), LENGTH), Completions.of(pairs(3, 1), LENGTH)
     with pytest.raises(OptionError, match="held-out rows: 4 of them are training rows too"):
         Completion(rows, rows)
-    empty = Completions.of([(np.arange(20), 12), *pairs(2)], LENGTH)
+    empty = Completions.of([(np.arange(20), LENGTH), *pairs(2)], LENGTH)
     with pytest.raises(OptionError, match="training rows, row 0: no token of its completion is in it"):
         Completion(empty, held)
     large = Completions.of([(np.array([1, VOCABULARY]), 1)], LENGTH)
