@@ -34,8 +34,18 @@ def space_of(model: Any, ranks: Sequence[int]) -> Space:
 
 
 def set_ranks(model: Any, config: Sequence[int]) -> None:
-    """From now on the adapters of `model` use as many leading ranks."""
-    for one, rank in zip(layers_of(model).values(), config, strict=True):
+    """From now on the adapters of `model` use as many leading ranks, each as `config` says in the model's order.
+
+    Raises:
+        OptionError: more or fewer ranks than adapters, or one that an adapter does not have.
+    """
+    found = layers_of(model)
+    if len(config) != len(found):
+        raise OptionError(f"{len(config)} ranks", f"the model has {len(found)} adapters", "Give one for each")
+    for (name, one), rank in zip(found.items(), config, strict=True):
+        if not 0 <= rank <= one.rank:
+            raise OptionError(f"rank {rank} for {name}", f"its adapter has rank {one.rank}", f"Give 0 to {one.rank}")
+    for one, rank in zip(found.values(), config, strict=True):
         one.active = rank
 
 
@@ -73,7 +83,7 @@ class RankSearch:
             self.use(config)
             return judge()
 
-        most = min(self.settings.evaluations, evaluations or self.settings.evaluations)
+        most = self.settings.evaluations if evaluations is None else max(1, min(evaluations, self.settings.evaluations))
         return search(self.space, self.budget, of_config, most, self.seed)
 
 

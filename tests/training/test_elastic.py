@@ -88,8 +88,11 @@ def test_peft_reads_cut_adapters(tmp_path: Path) -> None:
 
     model = moved()
     set_ranks(model, MIXED)
+    save_adapters(model, tmp_path / "uncut", "m")
     ranks = cut(model)
     save_adapters(model, tmp_path / "adapter", "m")
+    names = ("adapter_config.json", "adapter_model.safetensors")
+    assert all((tmp_path / "uncut" / name).read_bytes() == (tmp_path / "adapter" / name).read_bytes() for name in names)
     told = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert told["r"] == 8 and told["rank_pattern"] == {name: rank for name, rank in ranks.items() if rank not in (0, 8)}
     assert set(told["target_modules"]) == {name for name, rank in ranks.items() if rank}
@@ -113,6 +116,10 @@ def test_what_the_adapters_do_not_hold_is_refused() -> None:
         space_of(llama(), (4, 2))
     with pytest.raises(OptionError, match=r"rank 16 for model.layers.0.self_attn.q_proj: its adapter has rank 8"):
         space_of(student(8), (16, 8))
+    with pytest.raises(OptionError, match="3 ranks: the model has 14 adapters"):
+        set_ranks(student(8), (1, 2, 3))
+    with pytest.raises(OptionError, match=r"rank 9 for model.layers.0.self_attn.q_proj: its adapter has rank 8"):
+        set_ranks(student(8), (9,) * 14)
 
 
 def test_a_run_uses_drawn_ranks_then_found_ones(tmp_path: Path) -> None:
@@ -122,7 +129,9 @@ def test_a_run_uses_drawn_ranks_then_found_ones(tmp_path: Path) -> None:
     objective = Distillation(r, h, cached(tmp_path / "cache", r, h))
     model.model.register_forward_pre_hook(lambda *_: seen.append(tuple(active_ranks(model).values())) if torch.is_grad_enabled() else None)
     budget = space_of(model, RANKS).cost((2,) * 14) - 100
-    result = go(tmp_path, model, objective, 0, RANKS, steps=10, microbatch_rows=12, elastic_budget=budget, elastic_evaluations=20)
+    result = go(
+        tmp_path, model, objective, 0, RANKS, steps=10, microbatch_rows=12, elastic_budget=budget, elastic_evaluations=20, elastic_share=0.5
+    )
     space = space_of(model, RANKS)
     assert seen[:5] == [space.draw(0, step) for step in range(5)]
     (line,) = [line for line in read_log(tmp_path / "run" / "log.jsonl") if "search" in line]
@@ -144,7 +153,7 @@ def test_without_patience_left_it_searches_first(tmp_path: Path) -> None:
 
 
 # Before the search, between it and the next state, behind that state.
-@pytest.mark.parametrize("kill", [5, 7, 10])
+@pytest.mark.parametrize("kill", [pytest.param(5, marks=pytest.mark.longest), 7, pytest.param(10, marks=pytest.mark.longest)])
 def test_a_killed_search_ends_as_an_undisturbed_one(tmp_path: Path, kill: int) -> None:
     for name in ("undisturbed", "killed"):
         (tmp_path / name).mkdir()
