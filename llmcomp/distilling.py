@@ -72,8 +72,8 @@ def distill(options: ExportOptions, training: TrainOptions, progress: Progress |
     from llmcomp.training.elastic import cut
     from llmcomp.training.folder import write_checkpoint
     from llmcomp.training.loading import load_model
-    from llmcomp.training.nls import check_ranks
-    from llmcomp.training.start import Begun, begin
+    from llmcomp.training.nls import Space, check_ranks
+    from llmcomp.training.start import Begun, begin, low_bits
 
     assert options.output is not None
     run = Run(progress or Progress())
@@ -82,7 +82,7 @@ def distill(options: ExportOptions, training: TrainOptions, progress: Progress |
         raise OptionError("--dry-run", "there is no forecast of training", "Leave it out, or give it to llmcomp export, for the start")
     with run.stage("checks"):
         _check_output(out, options.resume)
-        check_ranks(training.ranks)
+        ranks = check_ranks(training.ranks)
         checkpoint = open_checkpoint(options)
         rows = None
         if training.loss == "task":
@@ -100,6 +100,9 @@ def distill(options: ExportOptions, training: TrainOptions, progress: Progress |
         export(start, run.progress, keep)
         begun_file.with_suffix(".partial").rename(begun_file)
     begun = Begun.load(begun_file)
+    if training.train == "nls":
+        # A budget that nothing fits is told before the teacher reads.
+        Space(ranks, tuple(sum(begun.weights[name].shape) for name in low_bits(begun))).start(training.rank_budget)
     if rows is not None:
         objective = _answered(rows, training, checkpoint, options.trust_remote_code, work / CACHE, run)
     with run.stage("train"):

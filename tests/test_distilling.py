@@ -155,3 +155,11 @@ def test_what_cannot_be_trained_is_said_before_work(folder: Path, capsys: pytest
         assert main(arguments) != 0
         assert told in capsys.readouterr().err
         assert not (folder / "no").exists()
+
+
+def test_a_budget_that_no_ranks_fit_is_said_before_the_teacher_reads(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nls = command(folder, "none-fits", "--train", "nls", "--rank-budget", "10")
+    nls = nls[: (at := nls.index("--rank"))] + nls[at + 2 :]
+    assert main(nls) != 0
+    assert "rank 8 everywhere has" in capsys.readouterr().err
+    assert not (folder / "none-fits" / "training" / "teacher").exists()
