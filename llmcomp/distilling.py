@@ -117,12 +117,14 @@ def distill(options: ExportOptions, training: TrainOptions, progress: Progress |
         still = {name: weight for name, weight in begun.weights.items() if name.removesuffix(".weight") not in set(trained)}
         if result.ranks:
             cut(student)
-        if training.train in ("lora", "nls"):
+        # A search may find that no layer needs any.
+        if training.train == "lora" or any(result.ranks.values()):
             save_adapters(student, out / ADAPTER, options.model)
         copy_side_files(checkpoint, out)
         # Its config.json comes last: with it the folder is whole.
         write_checkpoint(student, parameter_names(student, still), out)
-    shutil.rmtree(work / CACHE, ignore_errors=True)
+    if rows is not None:
+        shutil.rmtree(work / CACHE)
     run.progress.finish()
     measure = loop.WORDS[result.measure]
     return Distilled(out, measure, result.first_loss, result.best_loss, result.best_step, result.steps, result.seconds, result.ranks)
