@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from llmcomp.cli import main
 from tests.test_path import logits
@@ -102,13 +103,51 @@ def test_a_killed_run_ends_as_an_undisturbed_one(folder: Path) -> None:
         assert (folder / "killed" / name).read_bytes() == (folder / "undisturbed" / name).read_bytes(), name
 
 
+def test_ranks_are_searched_for_on_completions(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From two columns to the IR; the adapters that are left have the ranks that were found, within the middle's cost."""
+    pairs = folder / "pairs.jsonl"
+    pairs.write_text("".join(json.dumps({"q": f"number {i} is followed by", "a": f" {i + 1}"}) + "\n" for i in range(60)))
+    arguments = [a for a in command(folder, "task", "--train", "nls", "--ranks", "2,8,4", "--search-evaluations", "24") if a != "--quiet"]
+    arguments = arguments[: (at := arguments.index("--rank"))] + arguments[at + 2 :]
+    task = ["--loss", "task", "--train-dataset", str(pairs), "--prompt-column", "q", "--completion-column", "a", "--passes", "4"]
+    assert main([*arguments, *task]) == 0
+    assert "held-out cross-entropy" in capsys.readouterr().out
+    run, adapter = folder / "task" / "training" / "run", folder / "task" / "adapter"
+    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    judged = [line["cross_entropy"] for line in log if "cross_entropy" in line]
+    assert min(judged) < judged[0] and sum("search" in line for line in log) == 1
+    assert not (folder / "task" / "training" / "teacher").exists()
+    shapes = {name: tensor.shape for name, tensor in load_file(adapter / "adapter_model.safetensors").items()}
+    told = json.loads((adapter / "adapter_config.json").read_text())
+    parts = {name.removesuffix(".lora_A.weight").removeprefix("base_model.model.") for name in shapes if name.endswith("lora_A.weight")}
+    ranks = {name: shapes[f"base_model.model.{name}.lora_A.weight"][0] for name in parts}
+    assert len(set(ranks.values())) > 1 and set(ranks.values()) <= {2, 4, 8}
+    assert told["rank_pattern"] == {name: rank for name, rank in ranks.items() if rank != told["r"]}
+    sides = {
+        name: shapes[f"base_model.model.{name}.lora_A.weight"][1] + shapes[f"base_model.model.{name}.lora_B.weight"][0] for name in parts
+    }
+    assert sum(ranks[name] * sides[name] for name in parts) <= 4 * sum(sides.values())
+    assert main(["export", str(folder / "task"), str(folder / "task-ir"), "--weight-format", "keep", "--quiet"]) == 0
+    ids = np.arange(1, 18)[None]
+    start, trained = (logits(folder / where / "openvino_model.xml", ids) for where in ("task/training/start", "task-ir"))
+    assert np.isfinite(trained).all() and np.abs(trained - start).max() > 1e-3 * np.abs(start).max()
+
+
 def test_what_cannot_be_trained_is_said_before_work(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short = folder / "short.txt"
     short.write_text("a few words")
+    nls = command(folder, "no", "--train", "nls")
+    nls = nls[: (at := nls.index("--rank"))] + nls[at + 2 :]
     for arguments, told in (
         (command(folder, "no", "--train-dataset", str(short)), "one to train on and one to judge by"),
         (command(folder, "no", "--resume"), "there is no training to go on with"),
         (command(folder, "no", "--rank", "0"), "--rank"),
+        (command(folder, "no", "--ranks", "8,4"), "it is of --train nls, and --train is lora"),
+        (command(folder, "no", "--train", "nls"), "it is of --train lora, and --train is nls"),
+        ([*nls, "--ranks", "8,8"], "--ranks 8,8: a search needs two or more, all different"),
+        ([*nls, "--ranks", "8,x"], "--ranks"),
+        (command(folder, "no", "--prompt-column", "q"), "it is of --loss task, and --loss is kl"),
+        (command(folder, "no", "--loss", "task"), "a .txt has no columns"),
         (command(folder, "no", "--dry-run"), "no forecast of training"),
         (["distill", str(folder / "m"), str(folder / "no"), "--quiet"], "it needs text"),
         (["distill", str(folder / "m"), str(folder / "m"), "--dataset", str(folder / "text.txt"), "--awq"], "it exists"),
@@ -116,3 +155,11 @@ def test_what_cannot_be_trained_is_said_before_work(folder: Path, capsys: pytest
         assert main(arguments) != 0
         assert told in capsys.readouterr().err
         assert not (folder / "no").exists()
+
+
+def test_a_budget_that_no_ranks_fit_is_said_before_the_teacher_reads(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nls = command(folder, "none-fits", "--train", "nls", "--rank-budget", "10")
+    nls = nls[: (at := nls.index("--rank"))] + nls[at + 2 :]
+    assert main(nls) != 0
+    assert "rank 8 everywhere has" in capsys.readouterr().err
+    assert not (folder / "none-fits" / "training" / "teacher").exists()

@@ -39,14 +39,14 @@ class Template:
         except jinja2.TemplateError as error:
             raise CalibrationError(str(folder), f"its chat template is broken ({error})", REMEDY) from None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], where: str) -> str:
-        """The text of a conversation, special tokens spelled out.
+    def render(self, messages: Sequence[Mapping[str, Any]], where: str, asks: bool = False) -> str:
+        """The text of a conversation, special tokens spelled out; with `asks` the beginning of an answer comes last.
 
         Raises:
             CalibrationError: the template refuses it; `where` is the thing.
         """
         try:
-            return self._template.render(messages=messages, tools=None, documents=None, add_generation_prompt=False, **self._tokens)
+            return self._template.render(messages=messages, tools=None, documents=None, add_generation_prompt=asks, **self._tokens)
         except Exception as error:  # templates run code of their own, which fails in many ways
             raise CalibrationError(
                 where, f"the model's chat template refuses it ({error})", "Mend the messages, or take them out"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -50,6 +50,15 @@ def read_file(path: Path, column: str | None) -> Iterator[Item]:
     return items(_lines(path), column) if kind == ".jsonl" else items(_rows(path, column), column)
 
 
+def read_records(path: Path) -> Iterator[Record]:
+    """The rows of a .jsonl or .parquet, all columns.
+
+    Raises:
+        CalibrationError: as `read_file`.
+    """
+    return _lines(path) if path.suffix.lower() == ".jsonl" else _table(path, list)
+
+
 def _text(path: Path) -> Iterator[Text]:
     with _opened(path) as file:
         begins = True
@@ -74,17 +83,22 @@ def _lines(path: Path) -> Iterator[Record]:
 
 
 def _rows(path: Path, asked: str | None) -> Iterator[Record]:
+    return _table(path, lambda names: [choose_column(str(path), names, asked)])
+
+
+def _table(path: Path, choose: Callable[[list[str]], list[str]]) -> Iterator[Record]:
+    """The rows of a .parquet, those of its columns that are chosen."""
     import pyarrow
     from pyarrow import parquet
 
     try:
         with parquet.ParquetFile(path) as file:
-            column = choose_column(str(path), file.schema_arrow.names, asked)
+            columns = choose(file.schema_arrow.names)
             number = 0
-            for batch in file.iter_batches(BATCH, columns=[column]):
-                for value in batch.column(0).to_pylist():
+            for batch in file.iter_batches(BATCH, columns=columns):
+                for row in batch.to_pylist():
                     number += 1
-                    yield f"{path}, row {number}", {column: value}
+                    yield f"{path}, row {number}", row
     except (pyarrow.ArrowException, OSError) as error:
         raise _unreadable(path, error) from None
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,30 @@ def samples_of(options: ExportOptions, checkpoint: Checkpoint) -> Samples:
     Raises:
         TokenizerError: the source has no tokenizer, and as `load_samples` does.
     """
+    with _tokenizer_folder(checkpoint) as folder:
+        return load_samples(options, folder, checkpoint.config)
+
+
+@contextmanager
+def tokenizer_of(checkpoint: Checkpoint, trust_remote_code: bool) -> Iterator[Tokenizer]:
+    """The tokenizer of a source of any kind.
+
+    Raises:
+        TokenizerError: it has none, or it cannot be loaded.
+    """
+    with _tokenizer_folder(checkpoint) as folder:
+        yield Tokenizer(folder, trust_remote_code)
+
+
+@contextmanager
+def _tokenizer_folder(checkpoint: Checkpoint) -> Iterator[Path]:
     checkpoint.check_tokenizer()
     if checkpoint.folder is not None:
-        return load_samples(options, checkpoint.folder, checkpoint.config)
+        yield checkpoint.folder
+        return
     with tempfile.TemporaryDirectory(prefix="llmcomp-tokenizer-") as folder:
         checkpoint.save_tokenizer(Path(folder))
-        return load_samples(options, Path(folder), checkpoint.config)
+        yield Path(folder)
 
 
 def load_samples(options: ExportOptions, folder: Path, config: Mapping[str, Any]) -> Samples:
@@ -72,7 +91,7 @@ def load_samples(options: ExportOptions, folder: Path, config: Mapping[str, Any]
             break
     if not rows:
         raise CalibrationError(source, "no text in it", "Give data that has some")
-    _check_ids(rows, config, source)
+    check_ids(rows, config, source)
     if len(rows) < options.num_samples:
         rows_told = f"{len(rows)} {'row' if len(rows) == 1 else 'rows'} ({sum(map(len, rows))} tokens)"
         warnings.append(f"{source} gives {rows_told} where {options.num_samples} of {length} tokens were asked for")
@@ -108,7 +127,7 @@ def _open(options: ExportOptions) -> tuple[str, Iterator[Item], list[str]]:
     name = dataset.partition(":")[0]
     if name in hub.KNOWN:
         _refuse_column(options, f"{name} has its own")
-    elif _is_path(dataset):
+    elif is_path(dataset):
         if options.dataset_config is not None:
             raise OptionError("--dataset-config", f"{dataset} is no dataset of the hub", "Leave it out")
         files, others = files_of(Path(dataset).expanduser())
@@ -122,7 +141,8 @@ def _open(options: ExportOptions) -> tuple[str, Iterator[Item], list[str]]:
     return str(found), items(hub.read_hub(found, options.token), column), []
 
 
-def _is_path(dataset: str) -> bool:
+def is_path(dataset: str) -> bool:
+    """Whether a data set is a file or a folder, and not one of the hub."""
     path = Path(dataset).expanduser()
     looks = path.suffix.lower() in KINDS or path.is_absolute() or dataset.startswith((".", "~")) or "\\" in dataset
     return looks or dataset.count("/") > 1 or path.exists()
@@ -156,7 +176,11 @@ def _conversations(group: Iterator[Any], tokenizer: Tokenizer, count: int, lengt
     return rows
 
 
-def _check_ids(rows: Iterable[NDArray[np.int64]], config: Mapping[str, Any], source: str) -> None:
+def check_ids(rows: Iterable[NDArray[np.int64]], config: Mapping[str, Any], source: str) -> None:
+    """
+    Raises:
+        CalibrationError: a token that the model with this config does not have.
+    """
     size, largest = config.get("vocab_size"), max(int(row.max()) for row in rows)
     if isinstance(size, int) and largest >= size:
         raise CalibrationError(

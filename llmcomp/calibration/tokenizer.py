@@ -41,13 +41,26 @@ class Tokenizer:
         """[tokens], no special ones added."""
         return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int64)
 
+    def beginning(self) -> NDArray[np.int64]:
+        """[tokens] that the tokenizer puts before every text, as the token of the beginning."""
+        marked = self._tokenizer.encode("a", add_special_tokens=True)
+        return np.asarray(marked.ids[: next(i for i, special in enumerate(marked.special_tokens_mask) if not special)], np.int64)
+
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], where: str) -> NDArray[np.int64]:
         """[tokens] of a conversation as the model's chat template writes it.
 
         Raises:
             CalibrationError: there is no template, or it refuses the conversation.
         """
-        return self.encode(self._template.render(messages, where))
+        return self.encode(self.chat_text(messages, where))
+
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], where: str, asks: bool = False) -> str:
+        """A conversation as the model's chat template writes it; with `asks` the beginning of an answer comes last.
+
+        Raises:
+            CalibrationError: as `encode_chat`.
+        """
+        return self._template.render(messages, where, asks)
 
     def ordinary(self) -> NDArray[np.int64]:
         """[tokens], ascending: the vocabulary without special tokens."""

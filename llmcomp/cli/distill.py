@@ -18,11 +18,24 @@ TRAINING: dict[str, dict[str, Any]] = {
     "passes": {"type": float, "help": "Times that the text is gone through. Default: 1."},
     "minutes": {"type": float, "help": "Of training, instead of --passes."},
     "train": {
-        "choices": ("lora", "weights", "scales"),
-        "help": "lora: adapters that vanish into the codes; weights: the float weights themselves; scales: scales and norms under frozen codes. "
+        "choices": ("lora", "nls", "weights", "scales"),
+        "help": "lora: adapters that vanish into the codes; nls: these, each layer's rank searched for; weights: the float weights themselves; "
+        "scales: scales and norms under frozen codes. "
         "Default: lora.",
     },
     "rank": {"type": int, "help": "Of adapters. Default: 64."},
+    "ranks": {"metavar": "RANK,RANK,...", "help": "Of nls: what each layer can have. Default: 32,24,16,8."},
+    "rank_budget": {"type": int, "help": "Of nls: parameters of all adapters. Default: what the middle rank costs everywhere."},
+    "search_evaluations": {"type": int, "help": "Of nls: looks at the held-out rows that the search takes at most. Default: 64."},
+    "search_share": {"type": float, "help": "Of nls: the part of the training after which ranks are searched for. Default: 0.3."},
+    "loss": {
+        "choices": ("kl", "task"),
+        "help": "kl: to the float model, of every token of the text; task: cross-entropy of completions behind their prompts, two columns of "
+        "--train-dataset. Default: kl.",
+    },
+    "prompt_column": {"metavar": "NAME", "help": "Of task. Default: prompt."},
+    "completion_column": {"metavar": "NAME", "help": "Of task. Default: completion."},
+    "chat_template": {"action": "store_true", "help": "Of task: write both as the model's chat template does."},
     "lr": {"type": float, "help": "Highest learning rate of what --train names."},
     "scale_lr": {"type": float, "help": "Highest learning rate of scales, relative to their size; 0: they stand still."},
     "norm_lr": {"type": float, "help": "Highest learning rate of norms and biases; 0: they stand still."},
@@ -54,15 +67,20 @@ def run(parsed: argparse.Namespace) -> int:
     options = options_of(parsed)
     from llmcomp.options.train_options import TrainOptions
 
-    training = TrainOptions.of({name: value for name, value in vars(parsed).items() if name in TRAINING})
+    given = {name: value for name, value in vars(parsed).items() if name in TRAINING}
+    if "ranks" in given:
+        given["ranks"] = tuple(given["ranks"].split(","))
+    training = TrainOptions.of(given)
     from llmcomp.cli.progress import make_progress
     from llmcomp.distilling import distill
 
     with make_progress(options.quiet, options.json_log) as progress:
         result = distill(options, training, progress)
     if not options.quiet:
-        told = f"{result.first_kl:.4f} -> {result.best_kl:.4f} nats a token at step {result.best_step} of {result.steps}"
+        told = f"{result.first_loss:.4f} -> {result.best_loss:.4f} nats a token at step {result.best_step} of {result.steps}"
         print(
-            f"{result.output}: held-out KL {told}" if result.improved else f"{result.output}: no step improved on the start, which it holds"
+            f"{result.output}: held-out {result.measure} {told}"
+            if result.improved
+            else f"{result.output}: no step improved on the start, which it holds"
         )
     return 0

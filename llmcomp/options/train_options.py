@@ -9,6 +9,14 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 
 from llmcomp.errors import OptionError
 
+OF_ONE_KIND = (
+    ("train", ("lora",), ("rank",)),
+    ("train", ("nls",), ("ranks", "rank_budget", "search_evaluations", "search_share")),
+    ("loss", ("kl",), ("top_k",)),
+    ("loss", ("task",), ("prompt_column", "completion_column", "chat_template")),
+)
+"""(option, its values, the options that mean something with these alone)."""
+
 
 class TrainOptions(BaseModel):
     """Of `llmcomp distill`; values are checked here, against a model later."""
@@ -23,10 +31,25 @@ class TrainOptions(BaseModel):
     """Times that the text is gone through, without `minutes`."""
     minutes: PositiveFloat | None = None
     """Of training, instead of passes; such a run cannot be repeated to the bit."""
-    train: Literal["lora", "weights", "scales"] = "lora"
-    """lora: adapters, scales and norms; weights: the float weights themselves in place of adapters; scales: scales and norms under frozen codes."""
+    train: Literal["lora", "nls", "weights", "scales"] = "lora"
+    """lora: adapters, scales and norms; nls: the same, the adapters' ranks searched for; weights: the float weights themselves in
+    place of adapters; scales: scales and norms under frozen codes."""
     rank: PositiveInt = 64
     """Of adapters; at most what each layer can hold."""
+    ranks: tuple[NonNegativeInt, ...] = (32, 24, 16, 8)
+    """That nls chooses from, for each layer."""
+    rank_budget: PositiveInt | None = None
+    """Parameters of the adapters that nls leaves. Default: what the middle rank costs everywhere."""
+    search_evaluations: PositiveInt = 64
+    """Looks at the held-out rows that its search may take."""
+    search_share: float = Field(0.3, gt=0, le=1)
+    """Of the training, after which it searches; the rest trains what it found."""
+    loss: Literal["kl", "task"] = "kl"
+    """kl: to the teacher, of every token of a text; task: cross-entropy of completions."""
+    prompt_column: str = "prompt"
+    completion_column: str = "completion"
+    chat_template: bool = False
+    """Prompts and completions are written by it."""
     lr: PositiveFloat | None = None
     """Highest rate of adapters or weights."""
     scale_lr: NonNegativeFloat | None = None
@@ -58,7 +81,17 @@ class TrainOptions(BaseModel):
             OptionError: an unknown name or a value out of range.
         """
         try:
-            return cls(**values)
+            found = cls(**values)
         except ValidationError as error:
             first = error.errors()[0]
-            raise OptionError("--" + str(first["loc"][0]).replace("_", "-"), first["msg"], "See llmcomp distill --help") from None
+            raise OptionError(_flag(str(first["loc"][0])), first["msg"], "See llmcomp distill --help") from None
+        for option, kinds, names in OF_ONE_KIND:
+            stray = next((name for name in names if name in values), None)
+            if stray is not None and getattr(found, option) not in kinds:
+                reason = f"it is of --{option} {' or '.join(kinds)}, and --{option} is {getattr(found, option)}"
+                raise OptionError(_flag(stray), reason, "Leave it out")
+        return found
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

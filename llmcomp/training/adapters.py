@@ -11,24 +11,24 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from llmcomp.errors import OptionError
-from llmcomp.training.quantized import FakeQuantizedWeight, quantized_weights
+from llmcomp.training.quantized import FakeQuantizedWeight, adapted
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 
 
 def save_adapters(model: Any, folder: Path, base: str) -> None:
-    """Write the adapters of `model` into `folder`; `base` is the model that they belong to.
+    """Write the adapters of `model` into `folder`, the ranks of them that are in use; `base` is the model that they belong to.
 
     Raises:
         OptionError: it has none.
     """
     from peft import LoraConfig
 
-    found = _adapted(model)
+    found = _used(model)
     if not found:
         raise OptionError("adapters", "the model has none", "Train with a rank above 0")
-    ranks = {name: one.rank for name, _, one in found}
+    ranks = {name: one.active for name, _, one in found}
     most = max(ranks.values())
     config = LoraConfig(
         r=most,
@@ -55,7 +55,7 @@ def load_adapters(model: Any, folder: Path) -> None:
     """
     held = load_file(folder / TENSORS)
     scale = _scale(json.loads((folder / CONFIG).read_text(encoding="utf8")), folder)
-    wanted = {key: value.T if turned else value for key, (value, turned) in _named(_adapted(model)).items()}
+    wanted = {key: value.T if turned else value for key, (value, turned) in _named(_used(model)).items()}
     for name in sorted({*held, *wanted}):
         if name not in held or name not in wanted or held[name].shape != wanted[name].shape:
             there = list(held[name].shape) if name in held else "nothing"
@@ -68,13 +68,8 @@ def load_adapters(model: Any, folder: Path) -> None:
             parameter.copy_(held[name] * (scale if name.endswith(("lora_B.weight", "lora_embedding_B")) else 1.0))
 
 
-def _adapted(model: Any) -> list[tuple[str, torch.nn.Module, FakeQuantizedWeight]]:
-    """(module's name, module, what has its adapter); of tied modules the first, since merging changes all of them."""
-    found: dict[int, tuple[str, torch.nn.Module, FakeQuantizedWeight]] = {}
-    for name, module, one in quantized_weights(model):
-        if one.lora_A is not None:
-            found.setdefault(id(one), (name, module, one))
-    return list(found.values())
+def _used(model: Any) -> list[tuple[str, torch.nn.Module, FakeQuantizedWeight]]:
+    return [(name, module, one) for name, module, one in adapted(model) if one.active]
 
 
 def _named(found: Sequence[tuple[str, torch.nn.Module, FakeQuantizedWeight]]) -> dict[str, tuple[torch.Tensor, bool]]:
@@ -82,10 +77,11 @@ def _named(found: Sequence[tuple[str, torch.nn.Module, FakeQuantizedWeight]]) ->
     tensors: dict[str, tuple[torch.Tensor, bool]] = {}
     for name, module, one in found:
         assert one.lora_A is not None and one.lora_B is not None
+        a, b = one.lora_A[: one.active], one.lora_B[:, : one.active]
         if isinstance(module, torch.nn.Embedding):
-            tensors |= {f"{PREFIX}{name}.lora_embedding_A": (one.lora_B, True), f"{PREFIX}{name}.lora_embedding_B": (one.lora_A, True)}
+            tensors |= {f"{PREFIX}{name}.lora_embedding_A": (b, True), f"{PREFIX}{name}.lora_embedding_B": (a, True)}
         else:
-            tensors |= {f"{PREFIX}{name}.lora_A.weight": (one.lora_A, False), f"{PREFIX}{name}.lora_B.weight": (one.lora_B, False)}
+            tensors |= {f"{PREFIX}{name}.lora_A.weight": (a, False), f"{PREFIX}{name}.lora_B.weight": (b, False)}
     return tensors
 
 

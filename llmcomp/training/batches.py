@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from llmcomp.errors import OptionError
-from llmcomp.training.teacher import TeacherCache
 
 
 @dataclass(frozen=True)
@@ -51,16 +50,15 @@ class MicroBatches:
     def __init__(self, shares: Shares, seed: int, start: int) -> None:
         self.shares, self.seed, self.start = shares, seed, start
 
+    def rows_of(self, step: int) -> list[int]:
+        """Of all processes."""
+        rows, size = self.shares.rows, self.shares.step_rows
+        return [int(_order(self.seed, at // rows, rows)[at % rows]) for at in range(step * size, (step + 1) * size)]
+
     def __iter__(self) -> Iterator[list[int]]:
-        step, (shares, size) = self.start, (self.shares, self.shares.step_rows)
-        epoch, order = -1, np.zeros(0, np.int64)
+        step, shares = self.start, self.shares
         while True:
-            picked = []
-            for at in range(step * size, (step + 1) * size):
-                if at // shares.rows != epoch:
-                    epoch = at // shares.rows
-                    order = np.random.default_rng([self.seed, epoch]).permutation(shares.rows)
-                picked.append(int(order[at % shares.rows]))
+            picked = self.rows_of(step)
             # Process p has every processes-th row: one process with the batch of several sees the same rows in a step.
             parts = [np.array_split(picked[p :: shares.processes], shares.accumulated) for p in range(shares.processes)]
             for i in range(shares.accumulated):
@@ -69,20 +67,9 @@ class MicroBatches:
             step += 1
 
 
-class Rows:
-    """Token rows with what the teacher says of them; a torch data set whose items are whole batches."""
-
-    def __init__(self, rows: NDArray[np.integer[Any]], cache: TeacherCache, first: int) -> None:
-        """Row i is row first + i of the cache."""
-        self.rows, self.cache, self.first = rows, cache, first
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
-        """Ids [rows, length], then the three arrays of `Targets`."""
-        at = np.asarray(indices, np.int64)
-        return [torch.from_numpy(self.rows[at].astype(np.int64)), *self.cache.targets(at + self.first)]
+@lru_cache(maxsize=2)
+def _order(seed: int, epoch: int, rows: int) -> NDArray[np.int64]:
+    return np.random.default_rng([seed, epoch]).permutation(rows)
 
 
 def as_it_is(batch: list[torch.Tensor]) -> list[torch.Tensor]:

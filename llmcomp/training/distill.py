@@ -1,4 +1,4 @@
-"""Distillation: a student learns the teacher's distribution of every token, by accelerate, in one process or several.
+"""The loop of training: a student learns an objective, such as the teacher's distribution of every token, by accelerate, in one process or several.
 
 Not home-made: accumulation, processes, mixed precision, states and trackers are accelerate's, AdamW torch's, the curves of the rates transformers'.
 """
@@ -9,11 +9,10 @@ import importlib.util
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
@@ -23,36 +22,44 @@ from accelerate.utils import (
     broadcast_object_list,
     set_seed,
 )
-from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from llmcomp.errors import OptionError, TrainingError
 from llmcomp.training import logits, state
-from llmcomp.training.batches import MicroBatches, Rows, Shares, as_it_is, share_out
-from llmcomp.training.divergence import Targets, summed_divergence
+from llmcomp.training.batches import MicroBatches, Shares, as_it_is, share_out
+from llmcomp.training.elastic import RankSearch
+from llmcomp.training.objectives import Objective
 from llmcomp.training.processes import join
 from llmcomp.training.schedule import Budget, ClockBudget, StepBudget, Stopwatch, curve
 from llmcomp.training.settings import Settings
 from llmcomp.training.state import Position
-from llmcomp.training.teacher import TeacherCache, digest
 from llmcomp.training.tracker import NAME as LOG
 from llmcomp.training.tracker import JsonLines, cut_log
 
 Tell = Callable[[int, int, float, float, float], None]
-"""(step, steps there will be, loss of the step, last held-out KL, seconds left), after each step, in the first process."""
+"""(step, steps there will be, loss of the step, last held-out loss, seconds left), after each step, in the first process."""
+
+
+WORDS = {"kl": "KL", "cross_entropy": "cross-entropy"}
+SEARCH_SECONDS = 0.2
+"""Of a budget of seconds, at most, for the search of ranks."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a run; KLs in nats a token of the held-out rows."""
+    """What came of a run; losses in nats a token of the held-out rows."""
 
     steps: int
     best_step: int
-    best_kl: float
-    first_kl: float
+    best_loss: float
+    first_loss: float
     stopped: str
     """"budget" or "patience"."""
     seconds: float
+    measure: str = "kl"
+    """Which loss: kl or cross_entropy."""
+    ranks: dict[str, int] = field(default_factory=dict)
+    """Module -> leading ranks of its adapter that the best state uses, where they were searched for."""
 
     @property
     def improved(self) -> bool:
@@ -60,31 +67,28 @@ class Result:
         return self.best_step > 0
 
     def __str__(self) -> str:
+        what = f"held-out {WORDS[self.measure]}"
         if not self.improved:
-            return f"no step improved on the held-out KL of the start, {self.first_kl:.4g} nats a token: the start is kept"
-        return f"held-out KL {self.first_kl:.4g} -> {self.best_kl:.4g} nats a token at step {self.best_step} of {self.steps}"
+            return f"no step improved on the {what} of the start, {self.first_loss:.4g} nats a token: the start is kept"
+        return f"{what} {self.first_loss:.4g} -> {self.best_loss:.4g} nats a token at step {self.best_step} of {self.steps}"
 
 
 class Distiller(torch.nn.Module):  # type: ignore[misc]
     """The student with its loss: one module, so that several processes and mixed precision wrap the head's products too."""
 
-    def __init__(self, student: Any, reading: logits.Reading) -> None:
+    def __init__(self, student: Any, objective: Objective) -> None:
         super().__init__()
-        self.student, self.reading = student, reading
+        self.student, self.objective, self.reading = student, objective, logits.read(student)
 
-    def forward(self, ids: torch.Tensor, log_p: torch.Tensor, kept: torch.Tensor, log_tail: torch.Tensor) -> torch.Tensor:
-        """Sum of the KLs of all tokens of ids [rows, length]; the teacher's arrays are [rows x length, k], likewise and [rows x length]."""
-        hidden = logits.hidden_states(self.student, self.reading, ids).flatten(0, 1)
-        weight, bias = logits.head_of(self.student, self.reading)
-        return summed_divergence(hidden, weight, bias, Targets(log_p, kept, log_tail), self.reading)
+    def forward(self, *batch: torch.Tensor) -> torch.Tensor:
+        """Sum of the losses of all tokens that count."""
+        return self.objective.loss(self.student, self.reading, list(batch))
 
 
 def train(
     student: Any,
     groups: Callable[[str], str],
-    rows: NDArray[np.integer[Any]],
-    held_out_rows: NDArray[np.integer[Any]],
-    cache: TeacherCache,
+    objective: Objective,
     settings: Settings,
     folder: Path,
     tell: Tell | None = None,
@@ -92,30 +96,28 @@ def train(
 ) -> Result:
     """Train the parameters of `student` that have requires_grad; on return, or on an error in a step, it has their best values, which lie in folder/best too.
 
-    `groups` names the group, a key of `settings.learning_rates`, of a parameter's name. `cache` holds the teacher's answers to `rows`, then to
-    `held_out_rows`. With `resume` a run that was killed goes on from its last state, or begins if it has none. With a budget of steps or tokens its trainable
-    parameters end as those of an undisturbed one, to the bit; a budget of seconds makes rates follow the clock, and cannot keep that. The generators of
-    random numbers of the process are seeded.
+    `groups` names the group, a key of `settings.learning_rates`, of a parameter's name. With `settings.elastic` the ranks of adapters are drawn in every
+    step until they are searched for; on return those of the best values are in use (`elastic.cut` leaves no others). With `resume` a run that was killed
+    goes on from its last state, or begins if it has none. With a budget of steps or tokens its trainable parameters end as those of an undisturbed one,
+    to the bit; a budget of seconds makes rates follow the clock, and cannot keep that. The generators of random numbers of the process are seeded.
 
     Raises:
-        OptionError: no rows, rows in both sets, a student of another vocabulary, nothing to train, a trainable parameter that is not f32, a group
-            without a rate, tensorboard missing.
-        OutputError: the cache is of other rows; the folder holds a run that is not to be resumed.
+        OptionError: a student that cannot learn the objective, nothing to train, a trainable parameter that is not f32, a group without a rate, ranks that
+            its adapters do not have, tensorboard missing.
+        OutputError: a teacher's cache is of other rows; the folder holds a run that is not to be resumed.
         TrainingError: a run that is resumed with other settings, rows, teacher or processes; a loss or a gradient that is no number.
     """
     parameters = state.trainable(student)
-    _check(rows, held_out_rows, parameters, settings)
+    _check(parameters, settings)
     optimizer = _optimizer(parameters, groups, settings)
-    columns = logits.vocabulary_of(student)
     if settings.gradient_checkpointing and not getattr(student, "supports_gradient_checkpointing", False):
         raise OptionError(
             "gradient_checkpointing", f"transformers has none for {type(student).__name__}", "Leave it out, with fewer rows at once"
         )
-    if columns != cache.vocabulary:
-        raise OptionError("the student", f"the student has {columns} tokens, the teacher {cache.vocabulary}", "Give both one vocabulary")
-    cache.check(np.concatenate([rows, held_out_rows]))
+    objective.check(student)
+    search = None if settings.elastic is None else RankSearch(student, settings.elastic, settings.seed)
     with _training(student, settings.gradient_checkpointing):
-        run = _Run(student, parameters, optimizer, rows, held_out_rows, cache, settings, folder, resume)
+        run = _Run(student, parameters, optimizer, objective, settings, search, folder, resume)
         try:
             return run.go(tell)
         finally:
@@ -137,17 +139,7 @@ def _training(student: Any, checkpointing: bool) -> Iterator[None]:
         student.train(was)
 
 
-def _check(rows: NDArray[Any], held_out: NDArray[Any], parameters: dict[str, torch.nn.Parameter], settings: Settings) -> None:
-    for name, given in (("training rows", rows), ("held-out rows", held_out)):
-        if given.ndim != 2 or not given.size:
-            raise OptionError(name, f"they have the shape {given.shape}", "Give at least one row of at least one token")
-    if rows.shape[1] != held_out.shape[1]:
-        raise OptionError(
-            "held-out rows", f"they have {held_out.shape[1]} tokens, the training rows {rows.shape[1]}", "Cut both to one length"
-        )
-    both = {row.tobytes() for row in rows.astype(np.int64)} & {row.tobytes() for row in held_out.astype(np.int64)}
-    if both:
-        raise OptionError("held-out rows", f"{len(both)} of them are training rows too", "Leave them out of one of the two")
+def _check(parameters: dict[str, torch.nn.Parameter], settings: Settings) -> None:
     if not parameters:
         raise OptionError("the student", "no parameter of it has requires_grad", "Mark what is to be trained")
     for name, p in parameters.items():
@@ -196,50 +188,46 @@ class _Run:
         student: Any,
         parameters: dict[str, torch.nn.Parameter],
         optimizer: torch.optim.Optimizer,
-        rows: NDArray[Any],
-        held_out: NDArray[Any],
-        cache: TeacherCache,
+        objective: Objective,
         settings: Settings,
+        search: RankSearch | None,
         folder: Path,
         resume: bool,
     ) -> None:
-        self.parameters, self.settings, self.folder = parameters, settings, folder
+        self.parameters, self.objective, self.settings, self.folder = parameters, objective, settings, folder
+        self.search, self.rows, self.held_out = search, objective.rows, objective.held_out
         self.position = Position()
-        self.shares: Shares = share_out(len(rows), join().num_processes, settings.batch_rows, settings.microbatch_rows)
+        self.shares: Shares = share_out(len(self.rows), join().num_processes, settings.batch_rows, settings.microbatch_rows)
         found = state.newest(folder) if resume else None
         start = int(found.name.removeprefix(state.STATE)) if found else 0
         trackers: list[Any] = [JsonLines(folder / LOG)]
         self.accelerator = _accelerator(settings, self.shares.accumulated, folder, trackers + ["tensorboard"] * settings.tensorboard)
-        self._begin(rows, held_out, cache, resume, start if found else -1)
+        self._begin(resume, start if found else -1)
         self.accelerator.init_trackers("distillation")
         set_seed(settings.seed, device_specific=True)
 
         student.to(self.accelerator.device)
-        self.step_tokens = self.shares.step_rows * rows.shape[1]
         self.budget = self._budget()
         factor = curve(settings.schedule, settings.warmup_share)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(self.budget.share(step)))
-        distiller = Distiller(student, logits.read(student))
-        self.model, self.optimizer, self.scheduler = self.accelerator.prepare(distiller, optimizer, scheduler)
-        self.batches = self._batches(Rows(rows, cache, 0), start)
-        self.held_out = Rows(held_out, cache, len(rows))
+        self.model, self.optimizer, self.scheduler = self.accelerator.prepare(Distiller(student, objective), optimizer, scheduler)
+        self.micro = MicroBatches(self.shares, settings.seed, start)
+        self.batches = self._batches()
         state.hook(self.accelerator, parameters, self.position)
         if found:
             self.accelerator.load_state(str(found))
-            if settings.seconds is not None and state.best_of(folder)[1] < self.position.best_kl:
+            if settings.seconds is not None and state.best_of(folder)[1] < self.position.best_loss:
                 # What came after the state does not come again in the same way.
-                self.position.best_step, self.position.best_kl = state.best_of(folder)
+                self.position.best_step, self.position.best_loss, _ = state.best_of(folder)
         self.resumed = found is not None
         self.watch = Stopwatch(self.position.seconds)
 
-    def _begin(self, rows: NDArray[Any], held_out: NDArray[Any], cache: TeacherCache, resume: bool, last: int) -> None:
+    def _begin(self, resume: bool, last: int) -> None:
         run = {
             "settings": self.settings.model_dump(mode="json"),
             "trainable": sum(p.numel() for p in self.parameters.values()),
-            "rows": digest(rows),
-            "held_out_rows": digest(held_out),
-            "teacher": cache.description["identity"],
-            "kept": cache.k,
+            "objective": self.objective.measure,
+            **self.objective.identity(),
             "processes": self.shares.processes,
         }
         # All processes read before the first one writes, so that all refuse or none.
@@ -252,13 +240,13 @@ class _Run:
     def _budget(self) -> Budget:
         if self.settings.seconds is not None:
             return ClockBudget(self.settings.seconds)
-        return StepBudget(self.settings.steps or -(-(self.settings.tokens or 0) // self.step_tokens))
+        counts = self.rows.counts
+        # Rows of a step have the tokens of as many rows of all, on the mean.
+        return StepBudget(self.settings.steps or -(-(self.settings.tokens or 0) * len(counts) // int(self.shares.step_rows * counts.sum())))
 
-    def _batches(self, rows: Rows, start: int) -> Iterator[list[torch.Tensor]]:
+    def _batches(self) -> Iterator[list[torch.Tensor]]:
         # A generator of its own: starting to read must not draw from the one that dropout draws from.
-        loader = DataLoader(
-            rows, batch_sampler=MicroBatches(self.shares, self.settings.seed, start), collate_fn=as_it_is, generator=torch.Generator()
-        )
+        loader = DataLoader(self.rows, batch_sampler=self.micro, collate_fn=as_it_is, generator=torch.Generator())
         return iter(self.accelerator.prepare_data_loader(loader))
 
     def go(self, tell: Tell | None) -> Result:
@@ -279,35 +267,47 @@ class _Run:
                 if position.stopped:
                     self._finish()
         finally:
-            self._restore()
-        return Result(position.step, position.best_step, position.best_kl, position.first_kl, position.stopped, position.seconds)
+            ranks = self._restore()
+        return Result(
+            position.step,
+            position.best_step,
+            position.best_loss,
+            position.first_loss,
+            position.stopped,
+            position.seconds,
+            self.objective.measure,
+            ranks,
+        )
 
     def _step(self, tell: Tell | None) -> None:
         position, accelerator, settings = self.position, self.accelerator, self.settings
         total = torch.zeros((), dtype=torch.float64, device=accelerator.device)
         norm = torch.zeros((), device=accelerator.device)
-        loss = math.nan
+        loss, tokens = math.nan, int(self.rows.counts[self.micro.rows_of(position.step)].sum())
+        if self.search is not None:
+            self.search.use(position.ranks or self.search.draw(position.step))
         for _ in range(self.shares.accumulated):
             batch = next(self.batches)
             with accelerator.accumulate(self.model):
                 summed = self.model(*batch)
                 total += summed.detach().double()
                 # accelerate divides by the microbatches, and torch by the processes; the mean is over the tokens of all of them.
-                accelerator.backward(summed * (self.shares.accumulated * self.shares.processes / self.step_tokens))
+                accelerator.backward(summed * (self.shares.accumulated * self.shares.processes / tokens))
                 if accelerator.sync_gradients:
-                    loss = float(accelerator.reduce(total, "sum")) / self.step_tokens
+                    loss = float(accelerator.reduce(total, "sum")) / tokens
                     norm = accelerator.clip_grad_norm_(list(self.parameters.values()), settings.clip_norm or math.inf)
                     self._check_finite(loss, float(norm))
                     rates = {f"lr/{group['name']}": group["lr"] for group in self.optimizer.param_groups}
                 self.optimizer.step()
                 if accelerator.sync_gradients:
                     position.step += 1
+                    position.tokens += tokens
                     self._tick()
                     self.scheduler.step()
                 self.optimizer.zero_grad()
         accelerator.log(
             {
-                "tokens": position.step * self.step_tokens,
+                "tokens": position.tokens,
                 "loss": loss,
                 **rates,
                 "norm": float(norm),
@@ -317,6 +317,8 @@ class _Run:
         )
         if position.step % settings.eval_every == 0:
             self._evaluate()
+        if self.search is not None and self._search_is_due(self.search):
+            self._find_ranks(self.search)
         if settings.save_every is not None and position.step % settings.save_every == 0:
             state.save_state(accelerator, self.folder, position.step)
         if tell is not None and accelerator.is_main_process:
@@ -326,7 +328,7 @@ class _Run:
                 if settings.seconds
                 else position.seconds / position.step * (steps - position.step)
             )
-            tell(position.step, steps, loss, position.kl, left)
+            tell(position.step, steps, loss, position.loss, left)
 
     def _check_finite(self, loss: float, norm: float) -> None:
         if math.isfinite(loss) and math.isfinite(norm):
@@ -347,9 +349,8 @@ class _Run:
         return float(broadcast_object_list([value])[0])
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def _evaluate(self) -> None:
-        """Held-out KL; the trainable tensors are kept if it is the lowest so far."""
-        began, position = self.watch.seconds, self.position
+    def _judge(self) -> float:
+        """Mean loss of the held-out tokens, of the student as it is."""
         # Processes have different numbers of batches here, and the wrapped one would wait for the others in each.
         model = self.accelerator.unwrap_model(self.model)
         model.eval()
@@ -360,22 +361,57 @@ class _Run:
             batch = self.held_out.__getitems__(list(mine[start : start + size]))
             total += model(*(t.to(device) for t in batch)).double()
         model.train()
-        position.kl = float(self.accelerator.reduce(total, "sum")) / self.held_out.rows.size
+        return float(self.accelerator.reduce(total, "sum")) / int(self.held_out.counts.sum())
+
+    def _evaluate(self) -> None:
+        """Held-out loss, with the ranks that were found, else where the search will begin."""
+        began, position = self.watch.seconds, self.position
+        if self.search is not None:
+            self.search.use(position.ranks or self.search.start)
+        self._take(self._judge())
+        self.accelerator.log({self.objective.measure: position.loss}, step=position.step)
+        position.evaluation_seconds = self.watch.seconds - began
+
+    def _take(self, loss: float) -> None:
+        """A held-out loss; the trainable tensors are kept if it is the lowest so far."""
+        position = self.position
+        position.loss = loss
         if position.step == 0:
-            position.first_kl = position.kl
-        if not math.isfinite(position.kl):
+            position.first_loss = loss
+        if not math.isfinite(loss):
             remedy = (
                 "Lower the learning rates; the best state so far is kept" if position.step else "Give a student whose weights are numbers"
             )
-            raise TrainingError(f"distillation, held-out rows at step {position.step}", f"the KL is {position.kl}", remedy)
-        if position.kl < position.best_kl:
-            position.best_kl, position.best_step, position.stale = position.kl, position.step, 0
+            what = f"the {WORDS[self.objective.measure]} is {loss}"
+            raise TrainingError(f"distillation, held-out rows at step {position.step}", what, remedy)
+        if loss < position.best_loss:
+            position.best_loss, position.best_step, position.stale = loss, position.step, 0
             if self.accelerator.is_main_process:
                 state.save_tensors(self.folder / state.BEST / state.TENSORS, self.parameters, position)
         else:
             position.stale += 1
-        self.accelerator.log({"kl": position.kl}, step=position.step)
-        position.evaluation_seconds = self.watch.seconds - began
+
+    def _search_is_due(self, search: RankSearch) -> bool:
+        position, patience = self.position, self.settings.patience
+        if position.ranks:
+            return False
+        stale = patience is not None and position.stale >= patience
+        return stale or self.budget.share(position.step) >= search.share or self.budget.ended(position.step)
+
+    def _find_ranks(self, search: RankSearch) -> None:
+        """Once in a run; what is found is trained on, with new patience."""
+        position, evaluations = self.position, None
+        if self.settings.seconds is not None:
+            evaluations = int(SEARCH_SECONDS * self.settings.seconds / max(self._agreed(position.evaluation_seconds), 1e-9))
+        # A search goes by which loss is lower: the last bit must be the same in all processes.
+        found = search.find(lambda: self._agreed(self._judge()), evaluations)
+        position.ranks = list(found.config)
+        search.use(found.config)
+        self._take(found.loss)
+        position.stale = 0
+        told = {"search": found.evaluations, "start": found.start_loss, "found": found.loss}
+        self.accelerator.log(told, step=position.step)
+        self._tick()
 
     def _finish(self) -> None:
         """The last evaluation, unless this step had one, and the state, which a second resumption finds finished."""
@@ -387,10 +423,14 @@ class _Run:
         # The first process has written the best tensors, which all of them read.
         self.accelerator.wait_for_everyone()
 
-    def _restore(self) -> None:
+    def _restore(self) -> dict[str, int]:
+        """The best values and their ranks."""
         path = self.folder / state.BEST / state.TENSORS
         if path.exists():
             state.load_tensors(path, self.parameters)
+            if self.search is not None:
+                self.search.use(state.best_of(self.folder)[2] or self.search.start)
+        return {} if self.search is None else self.search.in_use()
 
     def close(self) -> None:
         # Not accelerate's `end_training`, which parts the processes: the caller may have more for them to do.

@@ -61,6 +61,7 @@ class FakeQuantizedWeight(torch.nn.Module):  # type: ignore[misc]
         self.register_buffer("first_scale", torch.from_numpy(weight.scale.astype(np.float32)))
         self.gain = torch.nn.Parameter(torch.ones_like(self.first_scale))
         self.half = weight.scale_type == "f16"
+        self.shape = weight.shape
         zeros = weight.zero_point
         self.zero_point = None if zeros is None else torch.nn.Parameter(torch.from_numpy(zeros.astype(np.float32)))
         self.lora_A = self.lora_B = None
@@ -90,8 +91,9 @@ class FakeQuantizedWeight(torch.nn.Module):  # type: ignore[misc]
             # A weight is its level times the first scale, to a rounding.
             grouped = w.reshape(formats.grouped_shape(tuple(w.shape), self.group_size))
             return (torch.round(grouped / self.first_scale) * self.scale).reshape(w.shape)
-        if self.lora_A is None or self.lora_B is None or not self.active:
+        if self.lora_A is None or self.lora_B is None:
             return w
+        # With no rank in use too: several processes wait for the gradients of all parameters, which are zeros then.
         return torch.addmm(w, self.lora_B[:, : self.active], self.lora_A[: self.active])
 
     def forward(self, w: torch.Tensor) -> torch.Tensor:
@@ -175,6 +177,15 @@ def quantized_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Mo
             for one in module.parametrizations[PARAMETRIZED]:
                 if isinstance(one, FakeQuantizedWeight):
                     yield name, module, one
+
+
+def adapted(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module, FakeQuantizedWeight]]:
+    """(module's name, module, what has its adapter); of tied modules the first, since merging changes all of them."""
+    found: dict[int, tuple[str, torch.nn.Module, FakeQuantizedWeight]] = {}
+    for name, module, one in quantized_weights(model):
+        if one.lora_A is not None:
+            found.setdefault(id(one), (name, module, one))
+    return list(found.values())
 
 
 def original(module: torch.nn.Module) -> torch.Tensor:

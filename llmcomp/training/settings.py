@@ -4,9 +4,35 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from llmcomp.errors import OptionError
+
+
+class Elastic(BaseModel):
+    """Adapters whose ranks are drawn in every step and searched for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ranks: tuple[NonNegativeInt, ...]
+    """That a layer can have; the adapters have the largest."""
+    budget: PositiveInt | None = None
+    """Parameters of the adapters that are left. Default: what the middle rank costs everywhere."""
+    evaluations: PositiveInt = 64
+    """Looks at the held-out rows that the search may take."""
+    share: float = Field(0.3, gt=0, le=1)
+    """Of the budget, after which the search is; the rest trains what it found. Early, since steps with drawn ranks teach the found ones less
+    (evaluation/LOG.md)."""
 
 
 class Settings(BaseModel):
@@ -44,6 +70,8 @@ class Settings(BaseModel):
     dtype: Literal["f32", "bf16"] = "f32"
     """Of the student's products; its trainable parameters and the loss are f32 always."""
     gradient_checkpointing: bool = False
+    elastic: Elastic | None = None
+    """Ranks as they are unless said."""
     tensorboard: bool = False
     """Its files beside the log."""
 

@@ -78,7 +78,7 @@ def begin(
         raise ArchitectureError(
             absent[0], "no linear module or embedding of the model holds it, and nothing else is trained", "Export without training"
         )
-    low = [name for name, weight in begun.weights.items() if weight.format.bits < 8] or list(begun.weights)
+    low = low_bits(begun)
     for name in low:
         check_rank(rank, begun.weights[name].shape, name)
     first = {name: found[0][0] for name, found in modules.items()}
@@ -104,6 +104,11 @@ def begin(
             with torch.no_grad():
                 tied[0].weight.copy_(value.T if transposed else value)
     return trained
+
+
+def low_bits(begun: Begun) -> list[str]:
+    """Names of the weights that are trained: those of few bits, or all where all have 8."""
+    return [name for name, weight in begun.weights.items() if weight.format.bits < 8] or list(begun.weights)
 
 
 def _modules(model: Any, tensors: Sequence[str]) -> dict[str, list[tuple[str, Any]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,20 @@ class Position:
 
     step: int = 0
     seconds: float = 0.0
-    kl: float = float("nan")
-    """Of the last evaluation, nats a token."""
-    first_kl: float = float("nan")
+    tokens: int = 0
+    """Whose loss was taken."""
+    loss: float = float("nan")
+    """Of the last evaluation on held-out rows, nats a token."""
+    first_loss: float = float("nan")
     """Before the first step."""
-    best_kl: float = float("inf")
+    best_loss: float = float("inf")
     best_step: int = 0
     stale: int = 0
     """Evaluations since the best one."""
     evaluation_seconds: float = 0.0
     """Of the last evaluation."""
+    ranks: list[int] = field(default_factory=list)
+    """Of each layer, once a search has found them."""
     stopped: str = ""
     """Why it ended, once it has: "budget" or "patience"."""
 
@@ -56,7 +60,7 @@ def save_tensors(path: Path, parameters: dict[str, torch.nn.Parameter], position
     """In one step: a reader finds the tensors of before or these."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    told = {"step": str(position.step), "kl": repr(position.kl)}
+    told = {"step": str(position.step), "loss": repr(position.loss), "ranks": json.dumps(position.ranks)}
     save_file({name: p.detach().cpu().contiguous() for name, p in parameters.items()}, partial, told)
     move(partial, path)
 
@@ -77,11 +81,11 @@ def load_tensors(path: Path, parameters: dict[str, torch.nn.Parameter]) -> None:
             p.copy_(found[name])
 
 
-def best_of(folder: Path) -> tuple[int, float]:
-    """Step and held-out KL of the best tensors of a run."""
+def best_of(folder: Path) -> tuple[int, float, list[int]]:
+    """Step and held-out loss of the best tensors of a run, and the ranks that were searched for them, if they were."""
     with safe_open(folder / BEST / TENSORS, "pt") as file:
         told = file.metadata()
-    return int(told["step"]), float(told["kl"])
+    return int(told["step"]), float(told["loss"]), json.loads(told["ranks"])
 
 
 def newest(folder: Path) -> Path | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from llmcomp.training import state, teacher
 from llmcomp.training.distill import train
+from llmcomp.training.objectives import Distillation
 from llmcomp.training.teacher import write_cache
 from tests.training.models import cached, llama, one_group, rows, settings, student
 
@@ -31,7 +32,8 @@ def training(folder: Path, kill: int, resume: bool, more: dict[str, Any]) -> Non
     state.sync = sync
     r, h = rows(12), rows(4, 1)
     model = student(attention_dropout=0.1)
-    train(model, one_group, r, h, cached(folder.parent / f"{folder.name}.cache", r, h), settings(**more), folder, tell, resume)
+    learnt = Distillation(r, h, cached(folder.parent / f"{folder.name}.cache", r, h))
+    train(model, one_group, learnt, settings(**more), folder, tell, resume)
 
 
 def caching(folder: Path, kill: int) -> None:

@@ -47,6 +47,16 @@ def rows(count: int, seed: int = 0, length: int = LENGTH) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, VOCABULARY, (count, length))
 
 
+def pairs(count: int, seed: int = 0) -> list[tuple[np.ndarray, int]]:
+    """(Tokens of prompt and completion, where it begins), of 2 to 20 tokens: some are longer than a row; some prompts are empty."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        begins, told = int(rng.integers(0, 8)), int(rng.integers(2, 14))
+        found.append((rng.integers(0, VOCABULARY, begins + told), begins))
+    return found
+
+
 def cached(folder: Path, *parts: np.ndarray, k: int = 16) -> TeacherCache:
     return write_cache(folder, llama(), np.concatenate(parts), "the tiny teacher", k)
 

@@ -18,6 +18,7 @@ from llmcomp.errors import OptionError, OutputError, TrainingError
 from llmcomp.training import state
 from llmcomp.training.batches import MicroBatches, share_out
 from llmcomp.training.distill import Result, train
+from llmcomp.training.objectives import Distillation
 from llmcomp.training.settings import Settings
 from llmcomp.training.tracker import read_log
 from tests.reference.divergence import full
@@ -27,7 +28,9 @@ R, H = rows(12), rows(4, 1)
 
 
 def go(folder: Path, model: Any, r: np.ndarray = R, h: np.ndarray = H, k: int = 16, tell: Any = None, **more: Any) -> Result:
-    return train(model, one_group, r, h, cached(folder / "cache", r, h, k=k), settings(**{"steps": 10, **more}), folder / "run", tell)
+    return train(
+        model, one_group, Distillation(r, h, cached(folder / "cache", r, h, k=k)), settings(**{"steps": 10, **more}), folder / "run", tell
+    )
 
 
 def log(folder: Path) -> list[dict[str, Any]]:
@@ -47,12 +50,12 @@ def test_a_disturbed_student_comes_back(tmp_path: Path) -> None:
     told: list[Any] = []
     result = go(tmp_path, model, k=VOCABULARY, steps=30, tell=lambda *x: told.append(x))
     # f16 log-probabilities of up to 20 nats.
-    assert result.first_kl == pytest.approx(first, rel=1e-3)
-    assert result.improved and result.best_kl < 0.4 * first
-    assert kl(model, H) == pytest.approx(result.best_kl, rel=2e-3)
+    assert result.first_loss == pytest.approx(first, rel=1e-3)
+    assert result.improved and result.best_loss < 0.4 * first
+    assert kl(model, H) == pytest.approx(result.best_loss, rel=2e-3)
     best = load_file(tmp_path / "run" / "best" / state.TENSORS)
     assert all(best[name].equal(p) for name, p in model.named_parameters())
-    assert state.best_of(tmp_path / "run") == (result.best_step, result.best_kl)
+    assert state.best_of(tmp_path / "run") == (result.best_step, result.best_loss, [])
     assert [t[:2] for t in told] == [(step, 30) for step in range(1, 31)]
     assert told[-1][4] == 0 and told[0][4] > 0
 
@@ -94,7 +97,13 @@ def test_what_is_frozen_stays_and_what_is_not_is_all_that_is_kept(tmp_path: Path
 def test_groups_have_their_rates(tmp_path: Path) -> None:
     model = student()
     given = settings(steps=2, learning_rates={"heads": 1e-3, "rest": 1e-4}, warmup_share=0.0, schedule="linear")
-    train(model, lambda name: "heads" if "lm_head" in name else "rest", R, H, cached(tmp_path / "c", R, H), given, tmp_path / "run")
+    train(
+        model,
+        lambda name: "heads" if "lm_head" in name else "rest",
+        Distillation(R, H, cached(tmp_path / "c", R, H)),
+        given,
+        tmp_path / "run",
+    )
     lines = [line for line in log(tmp_path) if "loss" in line]
     assert [(line["lr/heads"], line["lr/rest"]) for line in lines] == [(1e-3, 1e-4), (5e-4, pytest.approx(5e-5))]
 
@@ -129,7 +138,7 @@ def test_the_same_seed_does_the_same_and_another_does_not(tmp_path: Path) -> Non
         model = student(attention_dropout=0.1)
         # Whatever was drawn before.
         torch.manual_seed(i)
-        train(model, one_group, R, H, cache, settings(steps=3, seed=seed), tmp_path / str(i))
+        train(model, one_group, Distillation(R, H, cache), settings(steps=3, seed=seed), tmp_path / str(i))
         found.append(model.lm_head.weight.detach().clone())
     assert found[0].equal(found[1]) and not found[0].equal(found[2])
 
@@ -156,7 +165,7 @@ def test_without_improvement_the_start_is_kept(tmp_path: Path) -> None:
     assert (result.stopped, result.steps, result.best_step, result.improved) == ("patience", 6, 0, False)
     assert "the start is kept" in str(result)
     assert all(p.equal(before[name]) for name, p in model.named_parameters())
-    assert state.best_of(tmp_path / "run") == (0, result.first_kl)
+    assert state.best_of(tmp_path / "run") == (0, result.first_loss, [])
 
 
 def test_a_loss_that_is_no_number_stops_it_with_the_best_kept(tmp_path: Path) -> None:
@@ -211,14 +220,14 @@ def test_bf16_products_with_parameters_in_f32(tmp_path: Path) -> None:
     half = go(tmp_path / "b", model, steps=8, dtype="bf16")
     assert all(p.dtype == torch.float32 for p in model.parameters())
     # 8 bits in every product, and yet the same course.
-    assert half.best_kl != exact.best_kl and half.best_kl == pytest.approx(exact.best_kl, rel=0.1)
+    assert half.best_loss != exact.best_loss and half.best_loss == pytest.approx(exact.best_loss, rel=0.1)
 
 
 def test_a_student_whose_logits_are_its_own_matter(tmp_path: Path) -> None:
     model = student()
     model.lm_head.register_forward_hook(lambda module, given, out: out * 1.0)
     result = go(tmp_path, model)
-    assert result.best_kl == pytest.approx(go(tmp_path / "plain", student()).best_kl, rel=1e-3)
+    assert result.best_loss == pytest.approx(go(tmp_path / "plain", student()).best_loss, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -240,20 +249,26 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path, given: dict[str, Any]
     )
     cache = cached(tmp_path / "c", R, H)
     with pytest.raises(OptionError, match=said):
-        train(model, given.get("groups", one_group), given.get("r", R), given.get("h", H), cache, settings(steps=1), tmp_path / "run")
+        train(
+            model,
+            given.get("groups", one_group),
+            Distillation(given.get("r", R), given.get("h", H), cache),
+            settings(steps=1),
+            tmp_path / "run",
+        )
     assert not (tmp_path / "run").exists()
 
 
 def test_a_cache_of_other_rows_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="its digest of the rows"):
-        train(student(), one_group, R, rows(4, 9), cached(tmp_path / "c", R, H), settings(steps=1), tmp_path / "run")
+        train(student(), one_group, Distillation(R, rows(4, 9), cached(tmp_path / "c", R, H)), settings(steps=1), tmp_path / "run")
 
 
 def test_tensorboard_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = cached(tmp_path / "c", R, H)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(OptionError, match="package `tensorboard` is not installed"):
-        train(student(), one_group, R, H, cache, settings(steps=1, tensorboard=True), tmp_path / "run")
+        train(student(), one_group, Distillation(R, H, cache), settings(steps=1, tensorboard=True), tmp_path / "run")
 
 
 def test_a_model_without_checkpointing_is_refused(tmp_path: Path) -> None:
@@ -304,8 +319,7 @@ def test_every_row_comes_once_in_an_epoch(count: int, processes: int) -> None:
 def test_tensorboard_gets_the_loss_of_every_step(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    cache = cached(tmp_path / "c", R, H)
-    train(student(), one_group, R, H, cache, settings(steps=3, tensorboard=True), tmp_path / "run")
+    go(tmp_path, student(), steps=3, tensorboard=True)
     (folder,) = {path.parent for path in (tmp_path / "run").rglob("events.out.tfevents*") if path.parent.name != "run"}
     events = EventAccumulator(str(folder))
     events.Reload()

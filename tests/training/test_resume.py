@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from llmcomp.errors import OutputError, TrainingError
 from llmcomp.training import state
 from llmcomp.training.distill import train
+from llmcomp.training.objectives import Distillation
 from llmcomp.training.tracker import read_log
 from tests.training.apart import apart
 from tests.training.killed import training
@@ -66,7 +67,9 @@ def test_a_state_that_was_not_finished_is_not_one(tmp_path: Path) -> None:
 def again(folder: Path, resume: bool = True, **more: Any) -> Any:
     r, h = rows(12), rows(4, 1)
     given = settings(**{**MORE, **more})
-    return train(student(attention_dropout=0.1), one_group, r, h, cached(folder.parent / "c", r, h), given, folder, None, resume)
+    return train(
+        student(attention_dropout=0.1), one_group, Distillation(r, h, cached(folder.parent / "c", r, h)), given, folder, None, resume
+    )
 
 
 def test_a_finished_one_stays_as_it_is(undisturbed: Path, tmp_path: Path) -> None:
@@ -103,4 +106,4 @@ def test_seconds_go_on_with_what_is_left(tmp_path: Path) -> None:
     before = max(line["seconds"] for line in read_log(folder / "log.jsonl") if "seconds" in line)
     result = again(folder, **more)
     assert before < result.seconds and 2.0 < result.seconds < 4.0
-    assert state.best_of(folder) == (result.best_step, result.best_kl)
+    assert state.best_of(folder) == (result.best_step, result.best_loss, [])
