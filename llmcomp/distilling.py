@@ -6,8 +6,11 @@ checkpoint ── export ──> compressed model ──> student ── trainin
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +22,16 @@ from numpy.typing import NDArray
 from llmcomp.calibration import samples_of
 from llmcomp.calibration.load import AUTO
 from llmcomp.checkpoint import Checkpoint
-from llmcomp.errors import CalibrationError, OptionError, OutputError
-from llmcomp.export import export
+from llmcomp.errors import CalibrationError, OutputError
+from llmcomp.export import export, foreseen
+from llmcomp.foreseeing import foresee, lacks, trained_by_plan, trained_by_start
 from llmcomp.options import ExportOptions
 from llmcomp.options.train_options import TrainOptions
 from llmcomp.preparing import open_checkpoint
 from llmcomp.progress import Progress
 from llmcomp.running import Run
 from llmcomp.starting import begun_of
+from llmcomp.training.forecast import TrainingForecast
 
 WORK, START, BEGUN, CACHE, ADAPTER, RUNS = "training", "start", "begun.safetensors", "teacher", "adapter", "run"
 RATES = {"lora": 3e-4, "weights": 3e-5, "scales": 1e-3}
@@ -66,8 +71,6 @@ def distill(options: ExportOptions, training: TrainOptions, progress: Progress |
     assert options.output is not None
     run = Run(progress or Progress())
     out, work = options.output, options.output / WORK
-    if options.dry_run:
-        raise OptionError("--dry-run", "there is no forecast of training", "Leave it out, or give it to llmcomp export, for the start")
     with run.stage("checks"):
         _check_output(out, options.resume)
         checkpoint = open_checkpoint(options)
@@ -75,14 +78,17 @@ def distill(options: ExportOptions, training: TrainOptions, progress: Progress |
     work.mkdir(parents=True, exist_ok=True)
     begun_file = work / BEGUN
     if not begun_file.is_file():
-        start = options.model_copy(update={"output": work / START, "resume": False, "overwrite": True})
 
         def keep(graph: Any, written: Any, folder: Path) -> None:
             begun_of(graph, written, folder).save(begun_file.with_suffix(".partial"))
 
-        export(start, run.progress, keep)
+        export(_start_of(options), run.progress, keep)
         begun_file.with_suffix(".partial").rename(begun_file)
     begun = Begun.load(begun_file)
+    told = foresee(checkpoint, *trained_by_start(begun.weights), training, len(rows), len(held_out), options.trust_remote_code)
+    run.progress.note(f"memory: about {told.memory_bytes / 2**20:,.0f} MiB at the peak of training, beyond mapped files")
+    for text in lacks(told, out):
+        run.warn(text)
     identity = checkpoint.values_digest()
     with run.stage("teacher"):
         both = np.concatenate([rows, held_out])
@@ -96,17 +102,20 @@ def distill(options: ExportOptions, training: TrainOptions, progress: Progress |
             training.microbatch_rows,
             _advance(run.progress),
         )
+    give_back()
     with run.stage("train"):
         student = load_model(checkpoint, options.trust_remote_code)
         trained = begin(student, begun, list(checkpoint.tensors), *_parts(training), training.train_seed)
         if training.adapter_start is not None:
             load_adapters(student, training.adapter_start)
         choose_trainable(student, training)
+        give_back()
         result = loop.train(
             student, group_of, rows, held_out, cache, settings_of(training, rows), work / RUNS, _teller(run.progress), options.resume
         )
     with run.stage("write"):
-        still = {name: weight for name, weight in begun.weights.items() if name.removesuffix(".weight") not in set(trained)}
+        give_back()
+        still = {name: begun.weights[name] for name in begun.weights if name.removesuffix(".weight") not in set(trained)}
         if training.train == "lora":
             save_adapters(student, out / ADAPTER, options.model)
         copy_side_files(checkpoint, out)
@@ -115,6 +124,32 @@ def distill(options: ExportOptions, training: TrainOptions, progress: Progress |
     shutil.rmtree(work / CACHE)
     run.progress.finish()
     return Distilled(out, result.first_kl, result.best_kl, result.best_step, result.steps, result.seconds)
+
+
+def dry_run(options: ExportOptions, training: TrainOptions, progress: Progress | None = None) -> TrainingForecast:
+    """What `distill` will need, without writing anything but the cached skeleton; warns of what this machine has too little of.
+
+    Raises:
+        LlmcompError: as `distill`, before it makes the start.
+    """
+    assert options.output is not None
+    run, out = Run(progress or Progress()), options.output
+    with run.stage("checks"):
+        _check_output(out, options.resume)
+        checkpoint = open_checkpoint(options)
+        rows, held_out = training_rows(options, training, checkpoint)
+    export, graphs, plan = foreseen(_start_of(options), run)
+    with run.stage("forecast"):
+        found = foresee(checkpoint, *trained_by_plan(graphs, plan), training, len(rows), len(held_out), options.trust_remote_code, export)
+    for text in lacks(found, out):
+        run.warn(text)
+    run.progress.finish()
+    return found
+
+
+def _start_of(options: ExportOptions) -> ExportOptions:
+    assert options.output is not None
+    return options.model_copy(update={"output": options.output / WORK / START, "resume": False, "overwrite": True})
 
 
 def _check_output(out: Path, resume: bool) -> None:
@@ -149,6 +184,15 @@ def training_rows(options: ExportOptions, training: TrainOptions, checkpoint: Ch
             "Give more text, or a smaller --train-length",
         )  # fmt: skip
     return rows[:-held_out].astype(np.int64), rows[-held_out:].astype(np.int64)
+
+
+def give_back() -> None:
+    """What lies free between arrays that were in use goes back to the system; glibc keeps it, and it would come on top of the next stage's."""
+    gc.collect()
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 def _parts(training: TrainOptions) -> tuple[int, bool, bool]:

@@ -164,6 +164,15 @@ def dry_run(options: ExportOptions, progress: Progress | None = None) -> Forecas
     """Size, memory and time of an export, without writing anything but the cached skeleton; warns of what this machine has too little of."""
     assert options.output is not None
     run = Run(progress or Progress())
+    found, _, _ = foreseen(options, run)
+    for text in shortages(found, options.output):
+        run.warn(text)
+    return found
+
+
+def foreseen(options: ExportOptions, run: Run) -> tuple[Forecast, list[ModelGraph], Plan]:
+    """The forecast of an export, and the graphs and the plan that it is of."""
+    assert options.output is not None
     planning.check_options(options)
     check_files(options)
     check_output(options.output, options.model, options.overwrite)
@@ -173,9 +182,7 @@ def dry_run(options: ExportOptions, progress: Progress | None = None) -> Forecas
     found = total([_forecast(graph, plan.of(graph.layers), options, run) for graph in graphs])
     if plan.share is not None:
         found = replace(found, share=plan.share.value)
-    for text in shortages(found, options.output):
-        run.warn(text)
-    return found
+    return found, list(graphs), plan
 
 
 def _forecast(graph: ModelGraph, plan: Plan, options: ExportOptions, run: Run) -> Forecast:

@@ -43,6 +43,7 @@ ALLOWED: dict[str, set[str]] = {
         *("permuting", "planning", "preparing", "running", "threads", "writing"),
     },
     "forecasting": {"calibration", "graph", "planning", "writing"},
+    "foreseeing": {"checkpoint", "forecasting", "formats", "graph", "options", "planning", "training", "writing"},
     "starting": {"compressing", "errors", "formats", "graph", "planning", "training"},
     "training": {"checkpoint", "errors", "formats", "graph", "options"},
     "measuring": {"algorithms", "calibration", "errors", "graph", "planning", "solving"},

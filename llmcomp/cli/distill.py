@@ -56,9 +56,13 @@ def run(parsed: argparse.Namespace) -> int:
 
     training = TrainOptions.of({name: value for name, value in vars(parsed).items() if name in TRAINING})
     from llmcomp.cli.progress import make_progress
-    from llmcomp.distilling import distill
+    from llmcomp.cli.summary import print_training_forecast
+    from llmcomp.distilling import distill, dry_run
 
     with make_progress(options.quiet, options.json_log) as progress:
+        if options.dry_run:
+            print_training_forecast(dry_run(options, training, progress))
+            return 0
         result = distill(options, training, progress)
     if not options.quiet:
         told = f"{result.first_kl:.4f} -> {result.best_kl:.4f} nats a token at step {result.best_step} of {result.steps}"
