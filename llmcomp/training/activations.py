@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,21 @@ def look(checkpoint: Checkpoint, rows: int, length: int, bf16: bool, checkpointi
     return replace(whole, kept_bytes=inputs.kept_bytes + whole.kept_bytes // blocks)
 
 
+@contextmanager
+def _as_if_run() -> Iterator[None]:
+    """transformers takes tensors without data for a trace, to which it gives a causal mask, and with it keys and values of every head, instead of none."""
+    from transformers import masking_utils
+
+    known = masking_utils.find_packed_sequence_indices, masking_utils.is_tracing
+    # Rows are one sequence each, which is what it would find, had they data.
+    masking_utils.find_packed_sequence_indices = lambda *_, **__: None
+    masking_utils.is_tracing = lambda *_: False
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices, masking_utils.is_tracing = known
+
+
 def _run(config: Any, rows: int, length: int, bf16: bool, checkpointing: bool, trust_remote_code: bool) -> Architecture:
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
@@ -76,7 +93,12 @@ def _run(config: Any, rows: int, length: int, bf16: bool, checkpointing: bool, t
         head = model.get_output_embeddings()
         linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear | Conv1D) and module is not head]
         decoder = model.get_decoder() or model
-        with recomputing(linear), saved_tensors_hooks(keep, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16, bf16):
+        with (
+            recomputing(linear),
+            _as_if_run(),
+            saved_tensors_hooks(keep, lambda tensor: tensor),
+            torch.autocast("cpu", torch.bfloat16, bf16),
+        ):
             decoder(input_ids=torch.zeros(rows, length, dtype=torch.long), use_cache=False)
     return Architecture(
         sum(tensor.untyped_storage().nbytes() for tensor in seen.values()),
