@@ -52,9 +52,9 @@ def shared_rows(a: Any) -> tuple[Any, Any]:
     from transformers import AutoTokenizer
 
     from llmcomp import checkpoint
-    from llmcomp.distilling import training_rows
     from llmcomp.options import ExportOptions
     from llmcomp.options.train_options import TrainOptions
+    from llmcomp.teaching import training_rows
 
     options = ExportOptions(model=str(a.checkpoint), output=a.work, dataset=str(a.calibration))
     source = checkpoint.open(str(a.checkpoint))

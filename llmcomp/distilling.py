@@ -8,36 +8,32 @@ With `--loss task` there is no teacher: the student learns the completions of pr
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from llmcomp.calibration import Columns, read_pairs, samples_of
-from llmcomp.calibration.load import AUTO
-from llmcomp.calibration.pairs import Pair
 from llmcomp.checkpoint import Checkpoint
-from llmcomp.errors import CalibrationError, OptionError, OutputError
-from llmcomp.export import export
+from llmcomp.errors import OutputError
+from llmcomp.export import export, foreseen
+from llmcomp.foreseeing import foresee, lacks, trained_by_plan, trained_by_start
+from llmcomp.heap import trim
 from llmcomp.options import ExportOptions
 from llmcomp.options.train_options import TrainOptions
-from llmcomp.preparing import open_checkpoint
+from llmcomp.planning import Plan
+from llmcomp.preparing import Graphs, open_checkpoint
 from llmcomp.progress import Progress
 from llmcomp.running import Run
-from llmcomp.starting import begun_of
+from llmcomp.starting import begun_of, check_plan
+from llmcomp.teaching import material_of, objective_of
+from llmcomp.training.forecast import TrainingForecast
 
 WORK, START, BEGUN, CACHE, ADAPTER, RUNS = "training", "start", "begun.safetensors", "teacher", "adapter", "run"
 RATES = {"lora": 3e-4, "nls": 3e-4, "weights": 3e-5, "scales": 1e-3}
 """Highest learning rates unless said; those of lora and weights by trials on SmolLM2-135M (evaluation/LOG.md)."""
-Pairs = tuple[Sequence[Pair], Sequence[Pair]]
-"""(to train on, held out)."""
-Rows = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""(to train on, held out), [rows, length]."""
 SCALE_RATE, NORM_RATE = 1e-4, 1e-4
 
 
@@ -72,49 +68,43 @@ def distill(options: ExportOptions, training: TrainOptions, progress: Progress |
     from llmcomp.training.elastic import cut
     from llmcomp.training.folder import write_checkpoint
     from llmcomp.training.loading import load_model
-    from llmcomp.training.nls import Space, check_ranks
-    from llmcomp.training.start import Begun, begin, low_bits
+    from llmcomp.training.start import Begun, begin
 
     assert options.output is not None
     run = Run(progress or Progress())
     out, work = options.output, options.output / WORK
-    if options.dry_run:
-        raise OptionError("--dry-run", "there is no forecast of training", "Leave it out, or give it to llmcomp export, for the start")
     with run.stage("checks"):
-        _check_output(out, options.resume)
-        ranks = check_ranks(training.ranks)
+        _check(options, training)
         checkpoint = open_checkpoint(options)
-        rows = None
-        if training.loss == "task":
-            objective: Any = completion_of(training_pairs(options, training, checkpoint), training.train_length)
-        else:
-            rows = training_rows(options, training, checkpoint)
+        material = material_of(options, training, checkpoint)
     work.mkdir(parents=True, exist_ok=True)
     begun_file = work / BEGUN
     if not begun_file.is_file():
-        start = options.model_copy(update={"output": work / START, "resume": False, "overwrite": True})
 
         def keep(graph: Any, written: Any, folder: Path) -> None:
             begun_of(graph, written, folder).save(begun_file.with_suffix(".partial"))
 
-        export(start, run.progress, keep)
+        export(_start_of(options), run.progress, keep, _considering(training))
         begun_file.with_suffix(".partial").rename(begun_file)
     begun = Begun.load(begun_file)
-    if training.train == "nls":
-        # A budget that nothing fits is told before the teacher reads.
-        Space(ranks, tuple(sum(begun.weights[name].shape) for name in low_bits(begun))).start(training.rank_budget)
-    if rows is not None:
-        objective = _answered(rows, training, checkpoint, options.trust_remote_code, work / CACHE, run)
+    told = foresee(checkpoint, *trained_by_start(begun.weights), training, material.counts, options.trust_remote_code)
+    run.progress.note(f"memory: about {told.memory_bytes / 2**20:,.0f} MiB at the peak of training, beyond mapped files")
+    for text in lacks(told, out):
+        run.warn(text)
+    objective = objective_of(material, options, training, checkpoint, work / CACHE, run)
+    _give_back()
     with run.stage("train"):
         student = load_model(checkpoint, options.trust_remote_code)
         trained = begin(student, begun, list(checkpoint.tensors), *_parts(training), training.train_seed)
         if training.adapter_start is not None:
             load_adapters(student, training.adapter_start)
         choose_trainable(student, training)
+        _give_back()
         tell = _teller(run.progress, loop.WORDS[objective.measure])
         result = loop.train(student, group_of, objective, settings_of(training, objective), work / RUNS, tell, options.resume)
     with run.stage("write"):
-        still = {name: weight for name, weight in begun.weights.items() if name.removesuffix(".weight") not in set(trained)}
+        _give_back()
+        still = {name: begun.weights[name] for name in begun.weights if name.removesuffix(".weight") not in set(trained)}
         if result.ranks:
             cut(student)
         # A search may find that no layer needs any.
@@ -123,14 +113,58 @@ def distill(options: ExportOptions, training: TrainOptions, progress: Progress |
         copy_side_files(checkpoint, out)
         # Its config.json comes last: with it the folder is whole.
         write_checkpoint(student, parameter_names(student, still), out)
-    if rows is not None:
+    if material.rows is not None:
         shutil.rmtree(work / CACHE)
     run.progress.finish()
     measure = loop.WORDS[result.measure]
     return Distilled(out, measure, result.first_loss, result.best_loss, result.best_step, result.steps, result.seconds, result.ranks)
 
 
-def _check_output(out: Path, resume: bool) -> None:
+def dry_run(options: ExportOptions, training: TrainOptions, progress: Progress | None = None) -> TrainingForecast:
+    """What `distill` will need, without writing anything but the cached skeleton; warns of what this machine has too little of.
+
+    Raises:
+        LlmcompError: as `distill`, before it makes the start.
+    """
+    assert options.output is not None
+    run = Run(progress or Progress())
+    with run.stage("checks"):
+        _check(options, training)
+        checkpoint = open_checkpoint(options)
+        material = material_of(options, training, checkpoint)
+    export, graphs, plan = foreseen(_start_of(options), run)
+    _considering(training)(graphs, plan)
+    with run.stage("forecast"):
+        found = foresee(checkpoint, *trained_by_plan(graphs, plan), training, material.counts, options.trust_remote_code, export)
+    for text in lacks(found, options.output):
+        run.warn(text)
+    run.progress.finish()
+    return found
+
+
+def _considering(training: TrainOptions) -> Callable[[Graphs, Plan], None]:
+    """Refuses a plan that training has no use for, before a weight of it is read."""
+
+    def consider(graphs: Graphs, plan: Plan) -> None:
+        for graph in graphs:
+            check_plan(
+                graph, plan.of(graph.layers), training.largest_rank, training.ranks if training.train == "nls" else (), training.rank_budget
+            )
+
+    return consider
+
+
+def _start_of(options: ExportOptions) -> ExportOptions:
+    assert options.output is not None
+    return options.model_copy(update={"output": options.output / WORK / START, "resume": False, "overwrite": True})
+
+
+def _check(options: ExportOptions, training: TrainOptions) -> None:
+    from llmcomp.training.nls import check_ranks
+
+    out, resume = options.output, options.resume
+    assert out is not None
+    check_ranks(training.ranks)
     if resume and (out / "config.json").is_file():
         raise OutputError(str(out), "its training is finished", "Export it, or train into another folder")
     if resume and not (out / WORK).is_dir():
@@ -139,76 +173,15 @@ def _check_output(out: Path, resume: bool) -> None:
         raise OutputError(str(out), "it exists", "Choose another folder, or --resume to go on with what is in it")
 
 
-def training_pairs(options: ExportOptions, training: TrainOptions, checkpoint: Checkpoint) -> Pairs:
-    """Prompts with completions, the last ones held out.
-
-    Raises:
-        CalibrationError: no data, data that has no such columns, or less than two rows of it.
-    """
-    dataset = training.train_dataset or options.dataset
-    if not isinstance(dataset, str) or dataset == AUTO:
-        raise CalibrationError("--loss task", "it needs prompts with completions", "Give --train-dataset, a .jsonl or .parquet with both")
-    columns = Columns(training.prompt_column, training.completion_column, training.chat_template)
-    pairs = read_pairs(options, checkpoint, dataset, columns, training.train_length, training.train_tokens, training.held_out_rows)
-    held_out = min(training.held_out_rows, len(pairs) // 2)
-    if not held_out:
-        found = f"it has {len(pairs)} different pairs, one to train on and one to judge by are the least"
-        raise CalibrationError(dataset, found, "Give more of them")
-    return pairs[:-held_out], pairs[-held_out:]
-
-
-def training_rows(options: ExportOptions, training: TrainOptions, checkpoint: Checkpoint) -> Rows:
-    """(rows to train on, rows held out), [rows, length]: disjoint windows, the last ones held out.
-
-    Raises:
-        CalibrationError: no data, or less than two rows of it.
-    """
-    dataset = training.train_dataset or options.dataset
-    if dataset in (None, AUTO):
-        raise CalibrationError("training", "it needs text", "Give --dataset, or --train-dataset")
-    wanted = -(-training.train_tokens // training.train_length) + training.held_out_rows
-    samples = samples_of(
-        options.model_copy(update={"dataset": dataset, "num_samples": wanted, "sequence_length": training.train_length}), checkpoint
-    )
-    full = [row for row in samples.rows if len(row) == training.train_length]
-    whole = np.unique(np.stack(full), axis=0, return_index=True)[1] if full else np.zeros(0, int)
-    rows = np.stack(full)[np.sort(whole)] if full else np.zeros((0, training.train_length), np.int64)
-    held_out = min(training.held_out_rows, len(rows) // 2)
-    if not held_out:
-        raise CalibrationError(
-            samples.source, f"it has {len(rows)} different rows of {training.train_length} tokens, one to train on and one to judge by are the least",
-            "Give more text, or a smaller --train-length",
-        )  # fmt: skip
-    return rows[:-held_out].astype(np.int64), rows[-held_out:].astype(np.int64)
-
-
-def completion_of(pairs: Pairs, length: int) -> Any:
-    """The objective of `--loss task`."""
-    from llmcomp.training.completions import Completions
-    from llmcomp.training.objectives import Completion
-
-    return Completion(*(Completions.of(part, length) for part in pairs))
-
-
-def _answered(rows: Rows, training: TrainOptions, checkpoint: Checkpoint, trust: bool, folder: Path, run: Run) -> Any:
-    """The objective of `--loss kl`: the teacher answers here."""
-    from llmcomp.training.loading import load_model
-    from llmcomp.training.objectives import Distillation
-    from llmcomp.training.teacher import write_cache
-
-    identity = checkpoint.values_digest()
-    with run.stage("teacher"):
-        both = np.concatenate(rows)
-        run.progress.start(len(both), "rows")
-        teacher = load_model(checkpoint, trust)
-        cache = write_cache(folder, teacher, both, identity, training.top_k, training.microbatch_rows, _advance(run.progress))
-    return Distillation(*rows, cache)
+def _give_back() -> None:
+    """What no stage needs any more, so that it does not come on top of the next one."""
+    gc.collect()
+    trim()
 
 
 def _parts(training: TrainOptions) -> tuple[int, bool, bool]:
     """(rank, whether the float weights are trained, whether codes are frozen)."""
-    ranks = {"lora": training.rank, "nls": max(training.ranks, default=0)}
-    return ranks.get(training.train, 0), training.train == "weights", training.train == "scales"
+    return training.largest_rank, training.train == "weights", training.train == "scales"
 
 
 def group_of(name: str) -> str:
@@ -274,17 +247,6 @@ def copy_side_files(checkpoint: Checkpoint, out: Path) -> None:
     for path in checkpoint.side_files:
         if not (out / path.name).exists():
             shutil.copyfile(path, out / path.name)
-
-
-def _advance(progress: Progress) -> Callable[[int, int], None]:
-    done = 0
-
-    def tell(finished: int, _: int) -> None:
-        nonlocal done
-        progress.advance(finished - done)
-        done = finished
-
-    return tell
 
 
 def _teller(progress: Progress, measure: str) -> Callable[[int, int, float, float, float], None]:

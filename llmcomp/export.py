@@ -30,7 +30,7 @@ from llmcomp.judge.text import Text
 from llmcomp.judging import BUDGET_WINDOWS, T95, check_judgeable, judge
 from llmcomp.options import ExportOptions, command_line
 from llmcomp.planning import Measured, Plan
-from llmcomp.preparing import Data, only, open_checkpoint, prepared, trace
+from llmcomp.preparing import Data, Graphs, only, open_checkpoint, prepared, trace
 from llmcomp.progress import Progress
 from llmcomp.running import Run
 from llmcomp.threads import workers
@@ -56,10 +56,15 @@ class Result:
 
 Observe = Callable[[ModelGraph, Written, Path], None]
 """Is shown a graph and what has been written of it into a folder."""
+Consider = Callable[[Graphs, Plan], None]
+"""Is shown what is going to be written; what it raises ends the export."""
 
 
-def export(options: ExportOptions, progress: Progress | None = None, observe: Observe | None = None) -> Result:
-    """Compress `options.model` into the folder `options.output`. `observe` sees each submodel when it is verified, before the folder is there.
+def export(
+    options: ExportOptions, progress: Progress | None = None, observe: Observe | None = None, consider: Consider | None = None
+) -> Result:
+    """Compress `options.model` into the folder `options.output`. `consider` sees the plan before a weight is compressed, `observe` each submodel when it
+    is verified, before the folder is there.
 
     Raises:
         LlmcompError: before any weight is read where that can be known; then no output folder is left either.
@@ -91,6 +96,8 @@ def export(options: ExportOptions, progress: Progress | None = None, observe: Ob
         budgeting = start_budget(graphs[0], options, data, run) if options.budget else None
         plan = budgeting.plan if budgeting else plan_by_rules(graphs, options, data, run)
         plan.check_reached()
+        if consider is not None:
+            consider(graphs, plan)
 
         def judge_now() -> Judged:
             assert text is not None
@@ -164,6 +171,15 @@ def dry_run(options: ExportOptions, progress: Progress | None = None) -> Forecas
     """Size, memory and time of an export, without writing anything but the cached skeleton; warns of what this machine has too little of."""
     assert options.output is not None
     run = Run(progress or Progress())
+    found, _, _ = foreseen(options, run)
+    for text in shortages(found, options.output):
+        run.warn(text)
+    return found
+
+
+def foreseen(options: ExportOptions, run: Run) -> tuple[Forecast, Graphs, Plan]:
+    """The forecast of an export, and the graphs and the plan that it is of."""
+    assert options.output is not None
     planning.check_options(options)
     check_files(options)
     check_output(options.output, options.model, options.overwrite)
@@ -173,9 +189,7 @@ def dry_run(options: ExportOptions, progress: Progress | None = None) -> Forecas
     found = total([_forecast(graph, plan.of(graph.layers), options, run) for graph in graphs])
     if plan.share is not None:
         found = replace(found, share=plan.share.value)
-    for text in shortages(found, options.output):
-        run.warn(text)
-    return found
+    return found, graphs, plan
 
 
 def _forecast(graph: ModelGraph, plan: Plan, options: ExportOptions, run: Run) -> Forecast:

@@ -90,17 +90,17 @@ def operations_per_second() -> float:
     return 2 * RATE_SIZE**3 / (time.perf_counter() - started)
 
 
-def shortages(forecast: Forecast, output: Path) -> list[str]:
-    """What this machine lacks for it, in words."""
+def shortages(forecast: Forecast, output: Path, work: str = "export") -> list[str]:
+    """What this machine lacks for the work that `forecast` is of, in words."""
     found, needed, free = [], forecast.bin_bytes + forecast.more_disk_bytes + SPARE, free_disk(output)
     if free < needed:
         found.append(
-            f"disk: about {_mib(needed)} are needed, and {_mib(free)} are free for {output}: the export would be refused, or break off"
+            f"disk: about {_mib(needed)} are needed, and {_mib(free)} are free for {output}: the {work} would be refused, or break off"
         )
     available = psutil.virtual_memory().available
     if available < forecast.memory_bytes:
         found.append(
-            f"memory: about {_mib(forecast.memory_bytes)} are needed, and {_mib(available)} are free: the machine would swap, or end the export"
+            f"memory: about {_mib(forecast.memory_bytes)} are needed, and {_mib(available)} are free: the machine would swap, or end the {work}"
         )
     return found
 

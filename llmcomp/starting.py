@@ -8,6 +8,7 @@ read first: begun_of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,11 @@ from llmcomp.errors import OptionError
 from llmcomp.formats import CompressedWeight
 from llmcomp.graph.layer import Layer
 from llmcomp.graph.model import ModelGraph
+from llmcomp.planning import Plan
 from llmcomp.training.fake_quantize import check_trainable
-from llmcomp.training.start import Begun
+from llmcomp.training.nls import Space, check_ranks
+from llmcomp.training.quantized import check_rank
+from llmcomp.training.start import Begun, trained_of
 
 NORMS = ("norm", "norm without a weight")
 
@@ -49,6 +53,23 @@ def begun_of(graph: ModelGraph, written: Written, folder: Path) -> Begun:
             )
     columns = {names[name]: value for name, value in factors.columns.items()}
     return Begun(weights, columns, {names[name]: value for name, value in factors.rows.items()}, normed)
+
+
+def check_plan(graph: ModelGraph, plan: Plan, rank: int, ranks: Sequence[int] = (), budget: int | None = None) -> None:
+    """
+    Raises:
+        OptionError: as `begun_of`, as far as the plan tells; a rank that is larger than a layer; no choice of `ranks` within `budget`.
+    """
+    kinds = {}
+    for layer, scheme in planning.stored(graph.layers, plan.schemes):
+        if not scheme.is_float:
+            _check(graph, layer, scheme)
+            kinds[layer.tensor] = (formats.get(scheme.format).bits, layer.shape)
+    low = trained_of({tensor: bits for tensor, (bits, _) in kinds.items()})
+    for tensor in low:
+        check_rank(rank, kinds[tensor][1], tensor)
+    if ranks:
+        Space(check_ranks(ranks), tuple(sum(kinds[tensor][1]) for tensor in low)).start(budget)
 
 
 def _check(graph: ModelGraph, layer: Layer, scheme: planning.Scheme) -> None:

@@ -148,7 +148,6 @@ def test_what_cannot_be_trained_is_said_before_work(folder: Path, capsys: pytest
         ([*nls, "--ranks", "8,x"], "--ranks"),
         (command(folder, "no", "--prompt-column", "q"), "it is of --loss task, and --loss is kl"),
         (command(folder, "no", "--loss", "task"), "a .txt has no columns"),
-        (command(folder, "no", "--dry-run"), "no forecast of training"),
         (["distill", str(folder / "m"), str(folder / "no"), "--quiet"], "it needs text"),
         (["distill", str(folder / "m"), str(folder / "m"), "--dataset", str(folder / "text.txt"), "--awq"], "it exists"),
     ):
@@ -163,3 +162,49 @@ def test_a_budget_that_no_ranks_fit_is_said_before_the_teacher_reads(folder: Pat
     assert main(nls) != 0
     assert "rank 8 everywhere has" in capsys.readouterr().err
     assert not (folder / "none-fits" / "training" / "teacher").exists()
+
+
+def test_a_dry_run_tells_what_training_needs(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(command(folder, "dry", "--dry-run")) == 0
+    told = capsys.readouterr()
+    # 3072 / 64 rows and 16 held out, four in a step; of each token 64 log-probabilities f16 and ids u16, and a tail.
+    assert "48 to train on and 16 held out, of 64 tokens; 12 steps" in told.out
+    assert f"{64 * 64 * (64 * 4 + 4) / 2**20:,.1f} MiB are the teacher's answers" in told.out
+    assert "AdamW's moments" in told.out and "warning" not in told.err
+    assert not (folder / "dry").exists()
+    monkeypatch.setattr("llmcomp.training.forecast.BASE_BYTES", 1 << 60)
+    assert main(command(folder, "dry", "--dry-run")) == 0
+    assert "warning: memory: about 1,099,511,6" in capsys.readouterr().err and not (folder / "dry").exists()
+
+
+PEAK = """
+import sys, threading, time
+def anonymous():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon")) << 10
+peak = 0
+def watch():
+    global peak
+    while True:
+        peak = max(peak, anonymous())
+        time.sleep(0.01)
+threading.Thread(target=watch, daemon=True).start()
+from llmcomp.cli import main
+code = main(sys.argv[1:])
+print("peak", peak)
+sys.exit(code)
+"""
+
+
+@pytest.mark.longest
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell anonymous memory")
+def test_the_forecast_is_what_is_measured(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Within 15 %, half of it the interpreter with its libraries, the other half weights, activations and states."""
+    tiny_llama(folder / "wide", hidden_size=768, intermediate_size=3072, head_dim=128, num_hidden_layers=4)
+    asked = [*command(folder, "measured", "--train-length", "256", "--held-out-rows", "2")]
+    asked[1] = str(folder / "wide")
+    assert main([*asked, "--dry-run"]) == 0
+    line = next(line for line in capfd.readouterr().out.splitlines() if line.startswith("memory"))
+    forecast = float(line.split()[2].replace(",", "")) * 2**20
+    run = subprocess.run([sys.executable, "-c", PEAK, *asked], capture_output=True, text=True, check=True, timeout=600)
+    measured = int(run.stdout.split("peak ")[1])
+    assert 0.85 * measured < forecast < 1.15 * measured

@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "llmcomp"
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
+    "heap": set(),
     "imports": set(),
     "progress": set(),
     "threads": set(),
@@ -43,7 +44,9 @@ ALLOWED: dict[str, set[str]] = {
         *("permuting", "planning", "preparing", "running", "threads", "writing"),
     },
     "forecasting": {"calibration", "graph", "planning", "writing"},
+    "foreseeing": {"checkpoint", "forecasting", "formats", "graph", "options", "planning", "training", "writing"},
     "starting": {"compressing", "errors", "formats", "graph", "planning", "training"},
+    "teaching": {"calibration", "checkpoint", "errors", "options", "progress", "running", "training"},
     "training": {"checkpoint", "errors", "formats", "graph", "options"},
     "measuring": {"algorithms", "calibration", "errors", "graph", "planning", "solving"},
     "judging": {"judge", "checkpoint", "errors", "progress"},

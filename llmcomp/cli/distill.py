@@ -72,9 +72,15 @@ def run(parsed: argparse.Namespace) -> int:
         given["ranks"] = tuple(given["ranks"].split(","))
     training = TrainOptions.of(given)
     from llmcomp.cli.progress import make_progress
-    from llmcomp.distilling import distill
+    from llmcomp.cli.summary import print_training_forecast
+    from llmcomp.distilling import distill, dry_run
+    from llmcomp.heap import map_large_arrays
 
+    map_large_arrays()
     with make_progress(options.quiet, options.json_log) as progress:
+        if options.dry_run:
+            print_training_forecast(dry_run(options, training, progress))
+            return 0
         result = distill(options, training, progress)
     if not options.quiet:
         told = f"{result.first_loss:.4f} -> {result.best_loss:.4f} nats a token at step {result.best_step} of {result.steps}"

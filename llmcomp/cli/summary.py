@@ -10,11 +10,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from llmcomp.forecasting import operations_per_second
 from llmcomp.planning import Budget
 
 if TYPE_CHECKING:
     from llmcomp.export import Result
     from llmcomp.inspect import Inspection
+    from llmcomp.training.forecast import TrainingForecast
     from llmcomp.writing.forecast import Forecast
 
 
@@ -96,6 +98,26 @@ def print_forecast(forecast: Forecast) -> None:
         )
     if forecast.share < 1:
         console.print(f"share   {100 * forecast.share:.1f} % of the weights that are to get a format get it", soft_wrap=True)
+
+
+def print_training_forecast(forecast: TrainingForecast) -> None:
+    console = _console()
+    console.print(
+        f"disk    about {_mib(forecast.disk_bytes)} at the most, of which {_mib(forecast.cache_bytes)} are the teacher's answers, exact",
+        soft_wrap=True,
+    )
+    console.print(f"memory  about {_mib(forecast.memory_bytes)} at the peak, beyond mapped files; in training")
+    table = Table("", "", box=None, show_header=False)
+    for name, nbytes in forecast.parts.items():
+        table.add_row(f"        {name}", _mib(nbytes))
+    console.print(table)
+    steps = "as many steps as the minutes hold" if forecast.steps is None else f"{forecast.steps:,} steps"
+    console.print(f"rows    {forecast.rows:,} to train on and {forecast.held_out_rows:,} held out, of {forecast.length:,} tokens; {steps}")
+    if forecast.operations is not None:
+        seconds = forecast.operations / operations_per_second()
+        console.print(
+            f"time    about {seconds / 60:,.1f} minutes to train, by the speed of a matrix product; rather more than less", soft_wrap=True
+        )
 
 
 def print_inspection(folder: Path, found: Inspection) -> None:

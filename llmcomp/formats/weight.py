@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -13,6 +14,8 @@ from llmcomp.formats.array import EPS, F16_MAX, NUMPY
 from llmcomp.formats.format import Format, grouped_shape
 from llmcomp.formats.packing import pack
 
+TILE = 1 << 22
+"""Weights of a tile."""
 SCALE_TOLERANCE = 2.0**-8
 """Relative error that a stored f16 scale may have: a 32nd of a step at the lowest int4 level; more than f16's normal 2^-11."""
 
@@ -73,6 +76,16 @@ class CompressedWeight:
         if self.format.scale_type or self.scale_type == "f16" or scale_type_needed(self.scale, live, self.format.top) == "f32":
             return self
         return replace(self, scale=self.scale.astype(np.float16))
+
+    def tiles(self, weights: int = TILE) -> Iterator[tuple[slice, CompressedWeight]]:
+        """A weight [out, in] by runs of rows of about so many weights: what is computed of one is small beside the whole."""
+        rows, width = self.shape
+        step = max(1, weights // width)
+        for start in range(0, rows, step):
+            run = slice(start, min(start + step, rows))
+            zeros = None if self.zero_point is None else self.zero_point[run]
+            shape = (run.stop - start, width)
+            yield run, replace(self, shape=shape, codes=self.codes[run], scale=self.scale[run], zero_point=zeros)
 
     def packed(self) -> dict[str, NDArray[np.uint8]]:
         """Part name -> the bytes of the constant, 1-D, in the order of `Format.parts`."""

@@ -74,6 +74,11 @@ class TrainOptions(BaseModel):
     adapter_start: Path | None = None
     """Adapters of an earlier training of the same model to go on from."""
 
+    @property
+    def largest_rank(self) -> int:
+        """Of adapters in training, 0 where there are none."""
+        return {"lora": self.rank, "nls": max(self.ranks, default=0)}.get(self.train, 0)
+
     @classmethod
     def of(cls, values: dict[str, Any]) -> TrainOptions:
         """

@@ -30,6 +30,7 @@ from llmcomp.training.batches import MicroBatches, Shares, as_it_is, share_out
 from llmcomp.training.elastic import RankSearch
 from llmcomp.training.objectives import Objective
 from llmcomp.training.processes import join
+from llmcomp.training.quantized import quantized_weights, recomputing
 from llmcomp.training.schedule import Budget, ClockBudget, StepBudget, Stopwatch, curve
 from llmcomp.training.settings import Settings
 from llmcomp.training.state import Position
@@ -129,10 +130,12 @@ def _training(student: Any, checkpointing: bool) -> Iterator[None]:
     """The student in training mode; it is left as it was."""
     was, checkpoints = student.training, getattr(student, "is_gradient_checkpointing", False)
     student.train()
+    rounded = [module for _, module, _ in quantized_weights(student)]
     if checkpointing and not checkpoints:
         student.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     try:
-        yield
+        with recomputing(rounded):
+            yield
     finally:
         if checkpointing and not checkpoints:
             student.gradient_checkpointing_disable()

@@ -7,7 +7,7 @@ the columns. Source: the documentation of compressed-tensors (https://github.com
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,32 +20,43 @@ from llmcomp.training.quantized import original, quantized_weights
 
 NAME = "model.safetensors"
 WORD = 32
+RUN = 1 << 22
+"""Codes that are packed at a time."""
+Way = tuple[int, bool, int]
+"""Bits, whether there is no zero point, group size."""
 
 
 def write_checkpoint(model: Any, still: Mapping[str, CompressedWeight], folder: Path) -> None:
     """Write `model`, whose trained weights are parametrized, into `folder`; `still` are the weights that have not been trained, by their parameters'
     names."""
-    weights = dict(still)
+    arrays: dict[str, NDArray[Any]] = {}
+    ways: dict[str, Way] = {}
+
+    def add(name: str, weight: CompressedWeight) -> None:
+        # Packed at once: the codes of all would be a byte for each weight.
+        arrays.update(packed(name.removesuffix(".weight"), weight))
+        ways[name] = (weight.format.bits, weight.zero_point is None, weight.group_size)
+
+    for name, weight in still.items():
+        add(name, weight)
     shared: dict[int, str] = {}
     for name, module, one in quantized_weights(model):
         under = original(module)
         first = shared.setdefault(id(under), f"{name}.weight")
         if first == f"{name}.weight":
-            weights[first] = one.compressed(under.detach())
-    arrays: dict[str, NDArray[Any]] = {}
-    for name, weight in weights.items():
-        arrays |= packed(name.removesuffix(".weight"), weight)
+            add(first, one.compressed(under.detach()))
+    weights = set(ways)
     known = {*weights, *(key for names in _tied(model, weights) for key in names)}
     for name, parameter in model.named_parameters():
         if ".parametrizations." not in name and name not in known:
             arrays[name] = parameter.detach().float().numpy()
     save_file(arrays, folder / NAME, {"format": "pt"})
-    config = {**json.loads(model.config.to_json_string(use_diff=False)), "quantization_config": quantization_config(weights)}
+    config = {**json.loads(model.config.to_json_string(use_diff=False)), "quantization_config": quantization_config(ways)}
     config.pop("compression_config", None)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf8")
 
 
-def _tied(model: Any, weights: Mapping[str, CompressedWeight]) -> list[list[str]]:
+def _tied(model: Any, weights: Collection[str]) -> list[list[str]]:
     """Names of parameters that are the same, those of them that are compressed."""
     by_parameter: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -73,19 +84,24 @@ def _words(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
     """[lines, items] -> [lines, ceil(items bits / 32)]."""
     each = WORD // bits
     lines, items = codes.shape
-    padded = np.zeros((lines, -(-items // each) * each), np.uint32)
-    padded[:, :items] = codes
-    shifted = padded.reshape(lines, -1, each) << (np.arange(each, dtype=np.uint32) * np.uint32(bits))
-    return np.bitwise_or.reduce(shifted, axis=-1).astype(np.uint32).view(np.int32)
+    words = np.empty((lines, -(-items // each)), np.int32)
+    step = max(1, RUN // max(1, items))
+    for start in range(0, lines, step):
+        part = codes[start : start + step]
+        padded = np.zeros((len(part), words.shape[1] * each), np.uint32)
+        padded[:, :items] = part
+        shifted = padded.reshape(len(part), -1, each) << (np.arange(each, dtype=np.uint32) * np.uint32(bits))
+        words[start : start + step] = np.bitwise_or.reduce(shifted, axis=-1).astype(np.uint32).view(np.int32)
+    return words
 
 
-def quantization_config(weights: Mapping[str, CompressedWeight]) -> dict[str, Any]:
-    """What config.json says of them: one group for each way of storing."""
-    ways: dict[tuple[int, bool, int], list[str]] = {}
-    for name, weight in weights.items():
-        ways.setdefault((weight.format.bits, weight.zero_point is None, weight.group_size), []).append(name.removesuffix(".weight"))
+def quantization_config(ways: Mapping[str, Way]) -> dict[str, Any]:
+    """What config.json says of weights that are stored in these ways: one group for each of them."""
+    users: dict[Way, list[str]] = {}
+    for name, way in ways.items():
+        users.setdefault(way, []).append(name.removesuffix(".weight"))
     groups = {}
-    for number, ((bits, symmetric, size), names) in enumerate(ways.items()):
+    for number, ((bits, symmetric, size), names) in enumerate(users.items()):
         strategy = {"strategy": "channel"} if size == -1 else {"strategy": "group", "group_size": size}
         groups[f"group_{number}"] = {
             "targets": names,

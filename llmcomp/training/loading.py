@@ -15,6 +15,9 @@ from llmcomp.errors import ArchitectureError
 from llmcomp.graph.conversions import pieces_of, stored_parameters
 from llmcomp.graph.match import missing_tensors_error
 
+TILE = 1 << 22
+"""Values that are turned into f32 at a time."""
+
 
 def load_model(checkpoint: Checkpoint, trust_remote_code: bool = False, dtype: torch.dtype = torch.float32) -> Any:
     """The causal language model of `checkpoint`, in evaluation mode.
@@ -46,14 +49,19 @@ def load_model(checkpoint: Checkpoint, trust_remote_code: bool = False, dtype: t
                 missing.append((name, parameter))
                 continue
             seen.add(id(parameter))
-            value = torch.from_numpy(np.asarray(pieces.values(checkpoint), np.float32))
+            value = pieces.values(checkpoint)
             if value.shape != parameter.shape:
                 raise ArchitectureError(
                     f"{checkpoint.source}: tensor {pieces.tensors[0]}",
                     f"its shape is {list(value.shape)}, the architecture wants {list(parameter.shape)}",
                     "Check config.json",
                 )
-            parameter.copy_(value)
+            rows = np.atleast_1d(value)
+            step = max(1, TILE * len(rows) // max(1, rows.size))
+            for start in range(0, len(rows), step):
+                # The mapped values of a large table would be there twice as f32.
+                part = torch.from_numpy(np.asarray(rows[start : start + step], np.float32))
+                parameter.reshape(rows.shape)[start : start + step].copy_(part)
     absent = [name for name, parameter in missing if id(parameter) not in seen]
     if absent:
         raise missing_tensors_error(absent, set(checkpoint.tensors), checkpoint.source)

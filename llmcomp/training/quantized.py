@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
 from torch.nn.utils import parametrize
+from torch.utils.checkpoint import checkpoint
 
 from llmcomp import formats
 from llmcomp.errors import OptionError
@@ -152,10 +154,9 @@ def quantize_weight(
     weight = modules[0].weight
     assert all(module.weight is weight for module in modules)
     with torch.no_grad():
-        float_weight = (weight.T if start.transposed else weight).float()
-        stored = start.weight.stored()
-        held = torch.from_numpy(stored.dequantize()) if frozen else hold(float_weight, stored)
-        weight.copy_(held.T if start.transposed else held)
+        rows = weight.T if start.transposed else weight
+        for run, tile in start.weight.stored().tiles():
+            rows[run].copy_(torch.from_numpy(tile.dequantize()) if frozen else hold(rows[run].float(), tile))
     weight.requires_grad_(trains_weight)
     for module in modules:
         parametrize.register_parametrization(module, PARAMETRIZED, parametrization, unsafe=True)
@@ -168,6 +169,19 @@ def hold(w: torch.Tensor, start: CompressedWeight) -> torch.Tensor:
     step = torch.from_numpy(np.abs(start.scale.astype(np.float32)))
     room = (MARGIN * step).expand(formats.grouped_shape(start.shape, start.group_size)).reshape(start.shape)
     return level + torch.minimum(torch.maximum(w - level, -room), room)
+
+
+@contextmanager
+def recomputing(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """What these modules compute with is made again in the backward pass instead of being kept for it: the rounded weight and what its gradients need are
+    twice the weight's bytes. torch stops as soon as it has what the product saved, so that no product is computed twice."""
+    try:
+        for module in modules:
+            module.forward = partial(checkpoint, module.forward, use_reentrant=False, preserve_rng_state=False)
+        yield
+    finally:
+        for module in modules:
+            module.__dict__.pop("forward", None)
 
 
 def quantized_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, FakeQuantizedWeight]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,16 +47,33 @@ class Begun:
 
     @classmethod
     def load(cls, path: Path) -> Begun:
+        """Weights are read when they are asked for, each time anew: together they are a byte for each of the model's."""
         with safe_open(path, "numpy") as file:
-            held, told = {key: file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118
-        weights = {
-            name: CompressedWeight(formats.get(kind), tuple(shape), group, *(held.get(f"{name}/{part}") for part in PARTS))  # type: ignore[arg-type]
-            for name, (kind, group, shape) in json.loads(told["weights"]).items()
-        }
-        columns, rows = (
-            {key.removesuffix(f"/{kind}"): value for key, value in held.items() if key.endswith(f"/{kind}")} for kind in ("columns", "rows")
-        )
-        return cls(weights, columns, rows, json.loads(told["normed"]))
+            keys, told = list(file.keys()), file.metadata()
+            columns, rows = (
+                {key.removesuffix(f"/{kind}"): file.get_tensor(key) for key in keys if key.endswith(f"/{kind}")}
+                for kind in ("columns", "rows")
+            )
+        return cls(_Kept(path, json.loads(told["weights"])), columns, rows, json.loads(told["normed"]))
+
+
+class _Kept(Mapping[str, CompressedWeight]):
+    """The weights of a file of `Begun.save`; `told` is format, group size and shape of each."""
+
+    def __init__(self, path: Path, told: Mapping[str, tuple[str, int, list[int]]]) -> None:
+        self.path, self.told = path, told
+
+    def __getitem__(self, name: str) -> CompressedWeight:
+        kind, group, shape = self.told[name]
+        with safe_open(self.path, "numpy") as file:
+            held = {key.rpartition("/")[2]: file.get_tensor(key) for part in PARTS if (key := f"{name}/{part}") in file.keys()}  # noqa: SIM118
+        return CompressedWeight(formats.get(kind), tuple(shape), group, held["codes"], held["scale"], held.get("zero_point"))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.told)
+
+    def __len__(self) -> int:
+        return len(self.told)
 
 
 def begin(
@@ -78,9 +95,10 @@ def begin(
         raise ArchitectureError(
             absent[0], "no linear module or embedding of the model holds it, and nothing else is trained", "Export without training"
         )
-    low = low_bits(begun)
+    kinds = {name: (weight.format.bits, weight.shape) for name, weight in begun.weights.items()}
+    low = trained_of({name: bits for name, (bits, _) in kinds.items()})
     for name in low:
-        check_rank(rank, begun.weights[name].shape, name)
+        check_rank(rank, kinds[name][1], name)
     first = {name: found[0][0] for name, found in modules.items()}
     apply_folds(
         model,
@@ -100,15 +118,16 @@ def begin(
             quantize_weight(tied, Start(weight, transposed), rank, trains_weights, frozen, seed + number)
             trained += [full for full, _ in modules[name]]
         else:
-            value = torch.from_numpy(weight.stored().dequantize())
+            held = tied[0].weight.T if transposed else tied[0].weight
             with torch.no_grad():
-                tied[0].weight.copy_(value.T if transposed else value)
+                for run, tile in weight.stored().tiles():
+                    held[run].copy_(torch.from_numpy(tile.dequantize()))
     return trained
 
 
-def low_bits(begun: Begun) -> list[str]:
-    """Names of the weights that are trained: those of few bits, or all where all have 8."""
-    return [name for name, weight in begun.weights.items() if weight.format.bits < 8] or list(begun.weights)
+def trained_of(bits: Mapping[str, int]) -> list[str]:
+    """Of compressed weights those that are trained: of few bits, or all where all have 8."""
+    return [name for name, own in bits.items() if own < 8] or list(bits)
 
 
 def _modules(model: Any, tensors: Sequence[str]) -> dict[str, list[tuple[str, Any]]]:
