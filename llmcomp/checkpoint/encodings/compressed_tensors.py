@@ -7,7 +7,8 @@ weight_scale        float (out, groups), (out, 1), (1) or (ceil(out / rows), cei
 weight_zero_point   I8, of the shape of the scales; I32 (ceil(out · bits / 32), groups) where it is packed, down the columns
 weight_g_idx        I32 (in)                          the group of each input; -1 in all of it where they are in order
 
-Of NVFP4 (nvfp4-pack-quantized) weight_packed is U8 (out, in / 2), weight_scale F8_E4M3 (out, in / 16), and weight_global_scale F32 (1) divides.
+Of NVFP4 (nvfp4-pack-quantized) weight_packed is U8 (out, in / 2), weight_scale F8_E4M3 (out, in / 16), and weight_global_scale F32 (1) divides. Of MXFP4
+(mxfp4-pack-quantized) it is the same with exponents, U8 (out, in / 32), as weight_scale; of MXFP8 (mxfp8-quantized) weight is F8_E4M3 beside such.
 
 A layer's config group is the one whose shapes its tensors have, so that the classes of modules that `targets` names need not be known;
 what `ignore` lists is stored plain.
@@ -26,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcomp.checkpoint.checkpoint import TensorInfo
+from llmcomp.checkpoint.encodings import powers
 from llmcomp.checkpoint.encodings.base import (
     FLOATS,
     MAX_GROUP,
@@ -56,7 +58,17 @@ PACKED, WEIGHT, SCALE, ZERO, SHAPE, ORDER = (
 SECOND = ".weight_global_scale"
 UNUSED = (".input_scale", ".input_zero_point", ".input_global_scale", ".output_scale", ".output_zero_point")
 """Of activations, which a weight is not made of."""
-FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized")
+FORMATS = (
+    "pack-quantized",
+    "int-quantized",
+    "float-quantized",
+    "naive-quantized",
+    "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized",
+    "mxfp8-quantized",
+)
+FOUR = (("tensor_group", SIZE), ("group", powers.SIZE))
+"""How floats of four bits are stored: NVFP4, MXFP4."""
 STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
 
 
@@ -113,7 +125,8 @@ class CompressedTensors(Encoding):
             raise self.refused(
                 f"weights of type {shown(kind)} with num_bits {shown(bits)} are not read, only int of 2 to 8 and float of 4 and 8"
             )
-        if (strategy == "tensor_group") != (kind == "float" and bits == 4):
+        four = kind == "float" and bits == 4
+        if (four and (strategy, size) not in FOUR) or (not four and strategy == "tensor_group"):
             raise self.refused(f"weights of type {shown(kind)} with num_bits {bits} by strategy {shown(strategy)} are not read")
         if strategy not in STRATEGIES:
             raise self.refused(f"strategy {shown(strategy)} is not read, only {', '.join(STRATEGIES)}")
@@ -124,10 +137,12 @@ class CompressedTensors(Encoding):
 
     def decoded(self, tensors: Mapping[str, TensorInfo]) -> dict[str, DecodedTensor]:
         found: dict[str, DecodedTensor] = {}
-        two = any(scheme.strategy == "tensor_group" for scheme in self.schemes)
+        four = any(scheme.kind == "float" and scheme.bits == 4 for scheme in self.schemes)
         for name, info in tensors.items():
-            if name.endswith(PACKED) and info.dtype == "U8" and two:
-                found[name.removesuffix(PACKED) + WEIGHT] = self._two_scales(name.removesuffix(PACKED), info, tensors)
+            if name.endswith(PACKED) and info.dtype == "U8" and four:
+                stem = name.removesuffix(PACKED)
+                exponents = stem + SCALE in tensors and tensors[stem + SCALE].dtype == "U8"
+                found[stem + WEIGHT] = (self._powers if exponents else self._two_scales)(stem, info, tensors)
             elif name.endswith(PACKED):
                 stem = name.removesuffix(PACKED)
                 check_matrix(check(info, ("I32",)))
@@ -135,16 +150,29 @@ class CompressedTensors(Encoding):
                 found[stem + WEIGHT] = self._matrix(stem, info, shape, "int", tensors)
             elif name.endswith(WEIGHT) and (info.dtype == "I8" or info.dtype.startswith("F8_")):
                 check_matrix(check(info, ("I8", "F8_E4M3")))
+                scale = tensors.get(name.removesuffix(WEIGHT) + SCALE)
+                if scale is not None and scale.dtype == "U8":
+                    found[name] = self._powers(name.removesuffix(WEIGHT), info, tensors)
+                    continue
                 kind = "int" if info.dtype == "I8" else "float"
                 found[name] = self._matrix(name.removesuffix(WEIGHT), info, info.shape, kind, tensors)
         return found
 
     def _two_scales(self, stem: str, codes: TensorInfo, tensors: Mapping[str, TensorInfo]) -> DecodedTensor:
-        if not any(scheme.strategy == "tensor_group" and scheme.size == (1, SIZE) for scheme in self.schemes):
+        if not any(scheme.strategy == "tensor_group" for scheme in self.schemes):
             raise wrong(codes, f"none of the config_groups stores floats of 4 bits in groups of {SIZE}")
         scale, second = part(tensors, stem + SCALE, codes, ("F8_E4M3",)), part(tensors, stem + SECOND, codes, ("F32",))
         unused = [tensors[stem + end] for end in UNUSED if stem + end in tensors]
         return TwoScales(stem + WEIGHT, codes, scale, second, True, unused)
+
+    def _powers(self, stem: str, codes: TensorInfo, tensors: Mapping[str, TensorInfo]) -> DecodedTensor:
+        bits = 4 if codes.dtype == "U8" else 8
+        if not any((s.kind, s.bits, s.strategy, s.size) == ("float", bits, "group", (1, powers.SIZE)) for s in self.schemes):
+            raise wrong(
+                codes, f"none of the config_groups stores floats of {bits} bits in groups of {powers.SIZE} with exponents as scales"
+            )
+        unused = [tensors[stem + end] for end in UNUSED if stem + end in tensors]
+        return powers.PowerScaled(stem + WEIGHT, codes, part(tensors, stem + SCALE, codes, ("U8",)), unused)
 
     def _shape(self, codes: TensorInfo, info: TensorInfo) -> tuple[int, ...]:
         out, width = (int(n) for n in stored_array(info))

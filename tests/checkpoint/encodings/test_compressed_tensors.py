@@ -153,14 +153,14 @@ def only(**weights: Any) -> dict[str, Any]:
 
 DAMAGE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "Marlin": ({"format": "marlin-24"}, {}, "format 'marlin-24' is not read"),
-    "another format of a group": ({"config_groups": {"a": {**GROUPS["group_0"], "format": "mxfp4-pack-quantized"}}}, {}, "mxfp4-pack"),
+    "another format of a group": ({"config_groups": {"a": {**GROUPS["group_0"], "format": "mxfp6-pack-quantized"}}}, {}, "mxfp6-pack"),
     "sparse": ({"sparsity_config": {"format": "sparse-24-bitmask"}}, {}, "sparse weights"),
     "rotated": ({"transform_config": {"config_groups": {"u": {}}}}, {}, "transform_config is not read"),
     "a preset": ({"config_groups": {"W4A16": ["Linear"]}}, {}, "does not say how"),
     "no groups": ({"config_groups": None}, {}, "none of the config_groups"),
     "nine bits": (only(num_bits=9), {}, "num_bits 9"),
     "bits of a lie": (only(num_bits="4"), {}, "num_bits '4'"),
-    "four bits of float": (only(type="float"), {}, "type 'float' with num_bits 4"),
+    "four bits of float": (only(type="float", group_size=64), {}, "type 'float' with num_bits 4"),
     "tokens": (only(strategy="token"), {}, "strategy 'token' is not read"),
     "no group size": (only(group_size=None), {}, "group_size None"),
     "no block": (only(strategy="block", block_structure=[16]), {}, r"block_structure \[16\]"),
@@ -192,17 +192,36 @@ def test_damage(tmp_path: Path, damage: str) -> None:
     refused(stored(tmp_path, settings(scheme(symmetric=False)) | changed, kept), words)
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize(("bits", "strategy", "size"), [(4, "group", 32), (8, "channel", None), (4, "channel", None)])
-def test_the_library_decodes_to_the_same(tmp_path: Path, bits: int, strategy: str, size: int | None, symmetric: bool) -> None:
-    pytest.importorskip("compressed_tensors")
-    import torch
-    from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
-    from compressed_tensors.quantization import QuantizationScheme
+@pytest.mark.parametrize("bits", [4, 8])
+def test_powers_of_two(tmp_path: Path, bits: int) -> None:
+    rng = np.random.default_rng(0)
+    parts, weight = powers(rng, bits)
+    told = scheme(bits, "group", 32, kind="float")
+    form = "mxfp4-pack-quantized" if bits == 4 else "mxfp8-quantized"
+    check_decoded(checkpoint.open(stored(tmp_path / "m", settings(told, form=form), parts)), {f"{X}.weight": weight})
+    codes = f"{X}.weight_packed" if bits == 4 else f"{X}.weight"
+    damages: tuple[tuple[dict[str, Any], str], ...] = (
+        ({f"{X}.weight_scale": np.full((20, 3), 255, np.uint8)}, "scale 0 is NaN"),
+        ({f"{X}.weight_scale": np.full((20, 4), 127, np.uint8)}, r"its shape is \[20, 4\].*\[20, 3\]"),
+        ({codes: parts[codes][:, :-8]}, "groups of 32 do not divide"),
+    )
+    for number, (changed, words) in enumerate(damages):
+        refused(stored(tmp_path / str(number), settings(told, form=form), {**parts, **changed}), words)
+    other = scheme(bits, "group", 16, kind="float") if bits == 8 else scheme(4, "tensor_group", 16, kind="float")
+    refused(stored(tmp_path / "other", settings(other, form=form), parts), "none of the config_groups")
 
-    parts, _ = made(bits, 16, 96, size or 96, symmetric, kind=np.float32)
-    told = scheme(bits, strategy, size, symmetric)
-    local = {name.removeprefix(f"{X}."): torch.from_numpy(values) for name, values in parts.items()}
-    theirs = PackedQuantizationCompressor.decompress(local, QuantizationScheme(targets=["Linear"], weights=told))["weight"]
-    ours = checkpoint.open(stored(tmp_path, settings(told), parts)).read(f"{X}.weight")
-    np.testing.assert_array_equal(ours, theirs.numpy())
+
+def powers(rng: np.random.Generator, bits: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """(parts, weight) of 20 x 96 by the book (OCP MX 1.0, 5.3): exponents of all sizes but those that leave float32."""
+    exponents = rng.integers(20, 230, (20, 3)).astype(np.uint8)
+    codes = rng.integers(0, 16, (20, 96)) if bits == 4 else rng.normal(size=(20, 96)).astype(ml_dtypes.float8_e4m3fn)
+    levels = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    weight = np.empty((20, 96), np.float32)
+    for o in range(20):
+        for i in range(96):
+            value = float(codes[o, i]) if bits == 8 else levels[codes[o, i] & 7] * (-1 if codes[o, i] & 8 else 1)
+            weight[o, i] = value * 2.0 ** (int(exponents[o, i // 32]) - 127)
+    scales = {f"{X}.weight_scale": exponents}
+    if bits == 8:
+        return {f"{X}.weight": codes, **scales}, weight
+    return {f"{X}.weight_packed": (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8), **scales}, weight

@@ -34,6 +34,8 @@ KINDS: dict[str, tuple[str, Any]] = {
     "FP8 alone": ("naive-quantized", scheme(8, "channel", "float")),
     "FP8 blocks": ("naive-quantized", scheme(8, "block", "float", block_structure=[32, 32])),
     "NVFP4": ("nvfp4-pack-quantized", "NVFP4A16"),
+    "MXFP4": ("mxfp4-pack-quantized", "MXFP4A16"),
+    "MXFP8": ("mxfp8-quantized", "MXFP8A16"),
 }
 
 
@@ -75,6 +77,7 @@ def grouped(weight: Any, strategy: str, size: int | None, block: list[int] | Non
 def theirs(compressor: Any, model: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """(values, codes) of the quantized weights, by the library."""
     import torch
+    from compressed_tensors.compressors.mx_utils import decompress_mx_scale
     from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
     from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
     from compressed_tensors.quantization.lifecycle.forward import dequantize
@@ -90,11 +93,16 @@ def theirs(compressor: Any, model: Any) -> tuple[dict[str, np.ndarray], dict[str
             codes[name] = torch.stack([packed & 15, packed >> 4], -1).flatten(1)
             # Its decompression unpacks to bfloat16, and all that follows is rounded to that; here the same steps in float32.
             unpacked = unpack_fp4_from_uint8(packed, *codes[name].shape, dtype=torch.float32)
-            values[name] = dequantize(unpacked, module.weight_scale.float(), None, args, torch.float32, module.weight_global_scale)
+            if "weight_global_scale" in module._parameters:
+                values[name] = dequantize(unpacked, module.weight_scale.float(), None, args, torch.float32, module.weight_global_scale)
+            else:
+                values[name] = dequantize(unpacked, decompress_mx_scale(module.weight_scale).float(), None, args, torch.float32)
         else:
             codes[name] = unpack_from_int32(packed, args.num_bits, module.weight_shape)
     compressor.decompress_model(model)
     found = {name: values.get(name, model.get_submodule(name).weight.data) for name in codes}
+    # Of MXFP8 it decompresses to bfloat16, which holds four significant bits and a power of two exactly.
+    found = {name: one.float() for name, one in found.items()}
     return ({f"{name}.weight": one.numpy() for name, one in part.items()} for part in (found, codes))
 
 
@@ -111,7 +119,15 @@ def test_values(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "offset"),
     # Of u4 codes, and of those of OpenVINO's i4 and i8, which are signed.
-    [("int4 groups", 0), ("int4 groups with zero points", 8), ("int8 channels", 0), ("FP8 channels", 0), ("NVFP4", 0)],
+    [
+        ("int4 groups", 0),
+        ("int4 groups with zero points", 8),
+        ("int8 channels", 0),
+        ("FP8 channels", 0),
+        ("NVFP4", 0),
+        ("MXFP4", 0),
+        ("MXFP8", 0),
+    ],
 )
 def test_keep(tmp_path: Path, kind: str, offset: int) -> None:
     values, codes = theirs(*compressed(tmp_path / "m", KINDS[kind][1], tmp_path))
