@@ -154,7 +154,7 @@ def test_without_patience_left_it_searches_first(tmp_path: Path) -> None:
 
 
 # Before the search, between it and the next state, behind that state.
-@pytest.mark.parametrize("kill", [pytest.param(5, marks=pytest.mark.longest), 7, pytest.param(10, marks=pytest.mark.longest)])
+@pytest.mark.parametrize("kill", [pytest.param(kill, marks=pytest.mark.longest) for kill in (5, 7, 10)])
 def test_a_killed_search_ends_as_an_undisturbed_one(tmp_path: Path, kill: int) -> None:
     for name in ("undisturbed", "killed"):
         (tmp_path / name).mkdir()

@@ -127,7 +127,9 @@ class CompressedTensors(Encoding):
             )
         four = kind == "float" and bits == 4
         if (four and (strategy, size) not in FOUR) or (not four and strategy == "tensor_group"):
-            raise self.refused(f"weights of type {shown(kind)} with num_bits {bits} by strategy {shown(strategy)} are not read")
+            raise self.refused(
+                f"weights of type {shown(kind)} with num_bits {bits} by strategy {shown(strategy)} in groups of {shown(size)} are not read"
+            )
         if strategy not in STRATEGIES:
             raise self.refused(f"strategy {shown(strategy)} is not read, only {', '.join(STRATEGIES)}")
         sizes = [1, size] if strategy in ("group", "tensor_group") else block if strategy == "block" else [1, 1]

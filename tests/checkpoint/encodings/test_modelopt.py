@@ -103,7 +103,7 @@ def test_damage(tmp_path: Path, damage: str) -> None:
 def test_damage_of_compressed_tensors(tmp_path: Path) -> None:
     parts, _ = made(20, 96, True)
     other = test_compressed_tensors.settings(test_compressed_tensors.scheme(4, "group", 16, kind="float"), form="nvfp4-pack-quantized")
-    refused(stored(tmp_path, other, parts), "weights of type 'float' with num_bits 4 by strategy 'group' are not read")
+    refused(stored(tmp_path, other, parts), "weights of type 'float' with num_bits 4 by strategy 'group' in groups of 16 are not read")
     wide = test_compressed_tensors.settings(test_compressed_tensors.scheme(4, "tensor_group", 32, kind="float"))
-    refused(stored(tmp_path, wide, parts), "none of the config_groups stores floats of 4 bits in groups of 16")
+    refused(stored(tmp_path, wide, parts), "by strategy 'tensor_group' in groups of 32 are not read")
     refused(stored(tmp_path, COMPRESSED, {k: v for k, v in parts.items() if "global" not in k}), "weight_global_scale, which it is")

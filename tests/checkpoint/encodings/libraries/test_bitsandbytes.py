@@ -57,7 +57,7 @@ def test_values(tmp_path: Path, kind: str) -> None:
     check_values(tmp_path / "m", values, INT8 if kind == "int8" else 0.0)
 
 
-@pytest.mark.parametrize("kind", ["nf4 of two scales", "fp4", "int8"])
+@pytest.mark.parametrize("kind", ["nf4 of two scales", *(pytest.param(kind, marks=pytest.mark.longest) for kind in ("fp4", "int8"))])
 def test_keep(tmp_path: Path, kind: str) -> None:
     values, codes = saved(tmp_path / "m", kind, tmp_path)
     check_kept(tmp_path / "m", values, codes, tmp_path, INT8 if kind == "int8" else 0.0)

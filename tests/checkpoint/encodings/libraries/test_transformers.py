@@ -49,6 +49,7 @@ def test_fp8(tmp_path: Path, block: tuple[int, int] | None) -> None:
     check_values(tmp_path / "m", values)
 
 
+@pytest.mark.longest
 def test_fp8_is_kept(tmp_path: Path) -> None:
     values, codes = fp8(tmp_path / "m", (32, 32), tmp_path)
     check_kept(tmp_path / "m", values, codes, tmp_path)
