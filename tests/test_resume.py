@@ -61,8 +61,7 @@ def written(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in ("openvino_model.bin", "openvino_model.xml")}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("moments", [2, pytest.param(10, marks=pytest.mark.longest)])
+@pytest.mark.parametrize(("kind", "moments"), [("plain", 2), *(pytest.param(kind, 10, marks=pytest.mark.longest) for kind in KINDS)])
 def test_killed_at_any_moment_it_goes_on(source: Path, tmp_path: Path, kind: str, moments: int) -> None:
     whole = killed(0, given(source, tmp_path / "whole", kind))
     assert whole.returncode == 0, whole.stderr

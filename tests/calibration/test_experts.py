@@ -83,7 +83,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("methods", METHODS)
+@pytest.mark.parametrize("methods", [pytest.param(m, marks=[pytest.mark.longest] * (m != "all")) for m in METHODS])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_calibration_reaches_every_expert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, methods: str) -> None:
     import torch

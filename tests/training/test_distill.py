@@ -146,7 +146,7 @@ def test_the_same_seed_does_the_same_and_another_does_not(tmp_path: Path) -> Non
 def test_seconds_end_it_with_the_rate_at_zero(tmp_path: Path) -> None:
     began = time.monotonic()
     result = go(tmp_path, student(), steps=None, seconds=2.0, eval_every=1000)
-    assert result.stopped == "budget" and result.steps > 10
+    assert result.stopped == "budget" and result.steps > 5
     # Not one step longer than asked; the caller's cache and start are within the rest.
     assert result.seconds < 2.2 and time.monotonic() - began < 6
     rates = [line["lr/all"] for line in log(tmp_path) if "loss" in line]
