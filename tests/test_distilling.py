@@ -103,6 +103,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one(folder: Path) -> None:
         assert (folder / "killed" / name).read_bytes() == (folder / "undisturbed" / name).read_bytes(), name
 
 
+@pytest.mark.longest
 def test_ranks_are_searched_for_on_completions(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From two columns to the IR; the adapters that are left have the ranks that were found, within the middle's cost."""
     pairs = folder / "pairs.jsonl"

@@ -37,7 +37,7 @@ KINDS = {
     "tokenizer": configs.tokenizer,
     "gguf": ggufs.gguf,
 }
-PLANS = {"header": 12, "index": 24, "config": 2, "quantization": 1, "generation": 1, "gguf": 16}
+PLANS = {"header": 8, "index": 12, "config": 2, "quantization": 1, "generation": 1, "gguf": 8}
 EXPORTS = {"survived": 3, "config": 1, "tokenizer": 1}
 ALL_PLANS = {"header": 600, "index": 200, "config": 800, "quantization": 150, "generation": 50, "gguf": 200}
 ALL_EXPORTS = {"survived": 24, "index": 4, "config": 12, "generation": 2, "tokenizer": 8}
@@ -150,14 +150,14 @@ def stack(held: dict[str, np.ndarray], name: str) -> np.ndarray:
 
 
 def test_a_sample_of_plans(tmp_path: Path) -> None:
-    """56 of the kinds that all are made of in the longest run; most damage is found without a trace, which takes seconds."""
+    """32 of the kinds that all are made of in the longest run; most damage is found without a trace, which takes seconds."""
     found: Counter[str] = Counter()
     for case, answer in answers(tmp_path, PLANS, False):
         found[answer["kind"]] += 1
         found["traced"] += bool(answer["traced"])
         if answer["kind"] == "done":
             check_plan(case, answer)
-    assert found["refused"] > 25 and found["done"] > 3, found
+    assert found["refused"] > 14 and found["done"] > 1, found
 
 
 @pytest.mark.longest

@@ -92,7 +92,7 @@ def test_values(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["gptq with zero points", *(pytest.param(kind, marks=pytest.mark.longest) for kind in ("awq with zero points", "auto-round"))]
+    "kind", [pytest.param(kind, marks=pytest.mark.longest) for kind in ("gptq with zero points", "awq with zero points", "auto-round")]
 )
 def test_keep(tmp_path: Path, kind: str) -> None:
     folder, values, codes = saved(kind, tmp_path)
