@@ -166,7 +166,7 @@ def examine(kind: str, folder: Path, seconds: int) -> dict[str, Any]:
     for name in ("fp32", "int8"):
         own = run("-m", "llmcomp", "export", model, str(folder / name), "--weight-format", name, "--no-tokenizer", "--quiet")
         if own.returncode:
-            return {**found, "ours": last_line(own.stderr)}
+            return {**found, "ours": last_line(own.stderr).replace(str(folder), "WORK")}
     report = json.loads((folder / "int8" / "report.json").read_text(encoding="utf8"))
     found |= {
         "ours": True,
