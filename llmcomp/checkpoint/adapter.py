@@ -171,7 +171,13 @@ class AdaptedCheckpoint(Checkpoint):
                 )
             if math.prod(magnitude.shape) != shape[0]:
                 self._fit(magnitude, (shape[0],), name)
-        scale = self._alpha(module) / (math.sqrt(rank) if self._settings.get("use_rslora") else rank)
+        if rank != self._number_of(module, "r", "rank_pattern"):
+            raise CheckpointError(
+                f"adapter {self.adapter}",
+                f"{own[names[0]].name} has rank {rank}, {CONFIG} says {self._number_of(module, 'r', 'rank_pattern'):g}",
+                "Config and weights are of different versions: download or save both again",
+            )
+        scale = self._number_of(module, "lora_alpha", "alpha_pattern") / (math.sqrt(rank) if self._settings.get("use_rslora") else rank)
         vector = None if magnitude is None else self._values(magnitude).reshape(-1)
         return _Delta(self._values(own[names[0]]), self._values(own[names[1]]) * np.float32(scale), vector, turned)
 
@@ -183,13 +189,12 @@ class AdaptedCheckpoint(Checkpoint):
                 "Give the base model that the adapter was trained on",
             )
 
-    def _alpha(self, module: str) -> float:
-        """PEFT's: the first pattern that matches the module's name from its start, or from behind a dot, to its end."""
-        patterns = self._settings.get("alpha_pattern") or {}
-        for pattern, alpha in patterns.items():
+    def _number_of(self, module: str, name: str, own: str) -> float:
+        """PEFT's: that of the first pattern of `own` that matches the module's name from its start, or from behind a dot, to its end, else `name`'s."""
+        for pattern, value in (self._settings.get(own) or {}).items():
             if re.match(rf"(.*\.)?({pattern})$", module):
-                return _number(self.adapter, f"alpha_pattern {pattern}", alpha)
-        return _number(self.adapter, "lora_alpha", self._settings.get("lora_alpha"))
+                return _number(self.adapter, f"{own} {pattern}", value)
+        return _number(self.adapter, name, self._settings.get(name))
 
 
 def _doubt(settings: dict[str, Any], base: Checkpoint, folder: Path) -> str | None:
@@ -219,20 +224,26 @@ def _config(folder: Path) -> dict[str, Any]:
     for name in REFUSED:
         if settings.get(name):
             raise CheckpointError(str(folder / CONFIG), f"{name} is not merged here", "Merge the adapter with PEFT, and give the result")
-    patterns = settings.get("alpha_pattern")
-    if patterns is not None and not isinstance(patterns, dict):
-        raise CheckpointError(str(folder / CONFIG), "alpha_pattern is no map", "Mend the file")
-    for pattern in patterns or {}:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise CheckpointError(str(folder / CONFIG), f"alpha_pattern {pattern!r} is no expression ({error})", "Mend the file") from None
+    for name in ("alpha_pattern", "rank_pattern"):
+        patterns = settings.get(name)
+        if patterns is not None and not isinstance(patterns, dict):
+            raise CheckpointError(str(folder / CONFIG), f"{name} is no map", "Mend the file")
+        for pattern in patterns or {}:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise CheckpointError(str(folder / CONFIG), f"{name} {pattern!r} is no expression ({error})", "Mend the file") from None
     return settings
 
 
 def _weights(folder: Path) -> Mapping[str, TensorInfo]:
     if (folder / WEIGHTS).is_file():
-        return read_header(folder / WEIGHTS)
+        found = read_header(folder / WEIGHTS)
+        if not found:
+            raise CheckpointError(
+                str(folder / WEIGHTS), "it holds no tensor, so that nothing would be merged", "Download or save the adapter again"
+            )
+        return found
     pickled = (folder / "adapter_model.bin").is_file()
     raise CheckpointError(
         str(folder),
