@@ -27,7 +27,7 @@ from llmcomp.graph.skeleton import get_skeletons
 from llmcomp.inspect import compressed_layers
 from llmcomp.options import ExportOptions
 from llmcomp.running import Run
-from llmcomp.writing.finite import check_kept
+from llmcomp.writing.finite import check_kept, empty_layers
 from llmcomp.writing.resume import SAMPLES, Unfinished
 from llmcomp.writing.tokenizer import Conversion
 
@@ -77,6 +77,9 @@ def trace(checkpoint: Checkpoint, options: ExportOptions, run: Run) -> Graphs:
         graphs = make_graphs(skeletons, checkpoint)
         for graph in graphs:
             check_kept(graph, kernels.non_finite)
+    empty = [name for graph in graphs for name in empty_layers(graph)]
+    if empty:
+        run.warn(f"{len(empty)} weights hold nothing but zeros where they were looked at, {empty[0]} for one: is the checkpoint whole?")
     if skeletons[0].cached:
         run.progress.note("the traced graph comes from the cache")
     if checkpoint.doubt:

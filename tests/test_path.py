@@ -227,6 +227,17 @@ def test_a_norm_that_is_not_finite_stops_the_export(tmp_path: Path, cache: Any) 
     assert not (tmp_path / "out").exists()
 
 
+def test_weights_of_nothing_but_zeros_are_told(tmp_path: Path, cache: Any) -> None:
+    tensors = tiny_llama(tmp_path / "m")
+    # A row of zeros, as embeddings of padding have, is no reason to doubt.
+    tensors["model.embed_tokens.weight"][0] = 0
+    tensors["model.layers.1.mlp.up_proj.weight"][:] = 0
+    save_shards(tmp_path / "m", tensors)
+    report = export(ExportOptions(model=str(tmp_path / "m"), output=tmp_path / "out", no_tokenizer=True)).report
+    told = [text for text in report["warnings"] if "zeros" in text]
+    assert len(told) == 1 and told[0].startswith("1 weights") and "model.layers.1.mlp.up_proj.weight" in told[0]
+
+
 @pytest.mark.parametrize(
     ("methods", "factor", "left"),
     [

@@ -30,6 +30,10 @@ PREFIX = "base_model.model."
 PART = re.compile(
     r"(?P<module>.+)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)(?:\.default)?(?:\.weight)?"
 )
+CONV1D = ("decision_transformer", "gpt2", "imagegpt", "openai-gpt")
+"""Model types whose linear layers are stored as [in, out], transformers' Conv1D."""
+NEUTRAL = (True, False, None, "gaussian", "orthogonal", "eva")
+"""Of init_lora_weights: what leaves the base model's weights alone. PiSSA, OLoRA, CorDA, LoRA-GA and LoftQ take something out of them."""
 REFUSED = ("layer_replication", "target_parameters", "megatron_config", "alora_invocation_tokens", "arrow_config", "corda_config_active")
 """Settings that change more than weights, or weights that are no matrices of modules."""
 
@@ -38,6 +42,7 @@ REFUSED = ("layer_replication", "target_parameters", "megatron_config", "alora_i
 class _Delta:
     """What is added to one matrix [out, in], stored so, or turned around as Conv1D stores it."""
 
+    name: str
     a: NDArray[np.float32]
     """[rank, in]"""
     b: NDArray[np.float32]
@@ -55,7 +60,13 @@ class _Delta:
         rows = rows + self.b[start:stop] @ self.a
         if self.magnitude is None:
             return rows
-        return rows * (self.magnitude[start:stop] / np.linalg.norm(rows, axis=1))[:, None]
+        lengths = np.linalg.norm(rows, axis=1)
+        if not lengths.all():
+            row = start + int(np.argmin(lengths))
+            raise CheckpointError(
+                f"DoRA of {self.name}", f"row {row} has the length 0, which cannot be stretched", "Use an adapter without DoRA"
+            )
+        return rows * (self.magnitude[start:stop] / lengths)[:, None]
 
 
 class AdaptedCheckpoint(Checkpoint):
@@ -74,8 +85,9 @@ class AdaptedCheckpoint(Checkpoint):
         self.open_arguments = {**base.open_arguments, "adapter": str(folder.resolve())}
         self._settings = _config(folder)
         self._stored = _weights(folder)
-        self.doubt = base.doubt or _doubt(self._settings, base, folder)
         self._deltas, self._saved = self._match()
+        doubts = (base.doubt, _doubt(self._settings, base, folder), self._lacking(), self._idle())
+        self.doubt = "; ".join(filter(None, doubts)) or None
         changed = {name: replace(base.tensors[name], dtype="F32") for name in (*self._deltas, *self._saved)}
         self.tensors = {**base.tensors, **changed}
 
@@ -147,7 +159,7 @@ class AdaptedCheckpoint(Checkpoint):
         raise CheckpointError(
             f"adapter {self.adapter}",
             f"it changes {stored.removeprefix(PREFIX)}, and {self.source} holds no {wanted}",
-            "Give the base model that the adapter was trained on",
+            "Give the base model that the adapter was trained on, or merge it with PEFT and give the result",
         )
 
     def _delta(self, module: str, own: Mapping[str, TensorInfo]) -> _Delta:
@@ -158,8 +170,7 @@ class AdaptedCheckpoint(Checkpoint):
         if lacking or len(self.base.tensors[name].shape) != 2:
             reason = f"it has no {lacking[0]} of {module}" if lacking else f"{name} is no matrix"
             raise CheckpointError(f"adapter {self.adapter}", reason, "Use a complete adapter of matrices")
-        turned = embedding or bool(self._settings.get("fan_in_fan_out"))
-        shape = self.base.tensors[name].shape[::-1] if turned else self.base.tensors[name].shape
+        turned, shape = self._shape(name, embedding, *(own[part].shape for part in names))
         rank = own[names[0]].shape[0] if own[names[0]].shape else 0
         self._fit(own[names[0]], (rank, shape[1]), name)
         self._fit(own[names[1]], (shape[0], rank), name)
@@ -179,7 +190,14 @@ class AdaptedCheckpoint(Checkpoint):
             )
         scale = self._number_of(module, "lora_alpha", "alpha_pattern") / (math.sqrt(rank) if self._settings.get("use_rslora") else rank)
         vector = None if magnitude is None else self._values(magnitude).reshape(-1)
-        return _Delta(self._values(own[names[0]]), self._values(own[names[1]]) * np.float32(scale), vector, turned)
+        return _Delta(name, self._values(own[names[0]]), self._values(own[names[1]]) * np.float32(scale), vector, turned)
+
+    def _shape(self, name: str, embedding: bool, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[bool, tuple[int, ...]]:
+        """(whether the matrix is stored as [in, out], its shape as [out, in]). Like PEFT by the kind of the layer, whatever the config says of it."""
+        stored = tuple(self.base.tensors[name].shape)
+        as_conv = self.base.config.get("model_type") in CONV1D if stored[0] == stored[1] else (*b[:1], *a[1:]) == stored[::-1]
+        turned = embedding or as_conv
+        return turned, stored[::-1] if turned else stored
 
     def _fit(self, info: TensorInfo, shape: tuple[int, ...], name: str) -> None:
         if tuple(info.shape) != tuple(shape) or 0 in info.shape:
@@ -188,6 +206,22 @@ class AdaptedCheckpoint(Checkpoint):
                 f"{info.name} has shape {list(info.shape)}, {name} wants {list(shape)}",
                 "Give the base model that the adapter was trained on",
             )
+
+    def _lacking(self) -> str | None:
+        """Layers that the config names and the weights do not have, as when saving them was broken off."""
+        targets, within = self._settings.get("target_modules"), ("layers_to_transform", "exclude_modules", "trainable_token_indices")
+        if not isinstance(targets, list) or any(self._settings.get(name) for name in within):
+            return None
+        given = tuple(f".{target}.weight" for target in targets)
+        bare = [
+            name for name, info in self.base.tensors.items()
+            if f".{name}".endswith(given) and len(info.shape) == 2 and name not in self._deltas and name not in self._saved
+        ]  # fmt: skip
+        return f"the adapter {self.adapter} has nothing for {len(bare)} layers that its config names, {bare[0]} for one" if bare else None
+
+    def _idle(self) -> str | None:
+        moving = self._saved or any(delta.magnitude is not None or (delta.a.any() and delta.b.any()) for delta in self._deltas.values())
+        return None if moving else f"the adapter {self.adapter} changes nothing: its matrices are zero"
 
     def _number_of(self, module: str, name: str, own: str) -> float:
         """PEFT's: that of the first pattern of `own` that matches the module's name from its start, or from behind a dot, to its end, else `name`'s."""
@@ -221,6 +255,13 @@ def _config(folder: Path) -> dict[str, Any]:
     settings = read_json(folder / CONFIG)
     if settings.get("peft_type") != "LORA":
         raise CheckpointError(str(folder), f"it is an adapter of type {settings.get('peft_type')!r}", "Only LORA is merged")
+    start = settings.get("init_lora_weights", True)
+    if start not in NEUTRAL:
+        raise CheckpointError(
+            str(folder / CONFIG),
+            f"init_lora_weights is {start!r}, which may have changed the base model's weights too: what they were then is not known here",
+            "Save it with PEFT's path_initial_model_for_weight_conversion, or merge it with PEFT and give the result",
+        )
     for name in REFUSED:
         if settings.get(name):
             raise CheckpointError(str(folder / CONFIG), f"{name} is not merged here", "Merge the adapter with PEFT, and give the result")

@@ -35,6 +35,16 @@ def check_kept(graph: ModelGraph, non_finite: NonFinite) -> None:
             raise NonFiniteWeightError(name, f"{count} of {prod(info.shape)} values are NaN or Inf, the first at index {first}", DAMAGED)
 
 
+def empty_layers(graph: ModelGraph) -> list[str]:
+    """Tensors of layers whose first, middle and last rows are zero altogether, as a download that broke off leaves them."""
+    found = []
+    for layer in graph.layers:
+        last = flat_rows(layer) - 1
+        if not any(np.any(graph.stored_rows(layer, row, row + 1)) for row in sorted({0, last // 2, last}, reverse=True)):
+            found.append(layer.tensor)
+    return found
+
+
 def non_finite_error(graph: ModelGraph, layer: Layer, non_finite: NonFinite, step: int) -> NonFiniteWeightError:
     """What to raise for a layer that holds NaN or Inf, read in `step` rows at a time."""
     count, first = 0, None

@@ -27,6 +27,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "an embedding": ("llama", {"r": 4, "lora_alpha": 8, "target_modules": ["embed_tokens", "q_proj"]}),
     "biases": ("gpt2", {"r": 4, "lora_alpha": 8, "bias": "all"}),
     "inputs first": ("gpt2", {"r": 4, "lora_alpha": 8, "fan_in_fan_out": True}),
+    "drawn otherwise": ("llama", {"r": 4, "lora_alpha": 8, "init_lora_weights": "gaussian"}),
 }
 
 
@@ -108,6 +109,7 @@ def change(folder: Path, settings: dict[str, Any] | None = None, **tensors: np.n
     save_file({**stored, **tensors}, folder / "adapter_model.safetensors")
 
 
+SQUARE = "model.layers.0.self_attn.q_proj.weight"
 A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 
 
@@ -122,6 +124,8 @@ A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
         (lambda f: change(f, {"rank_pattern": {"v_proj": 2}}), r"v_proj.lora_A.weight has rank 4, adapter_config.json says 2"),
         (lambda f: change(f, {"rank_pattern": [2]}), "rank_pattern is no map"),
         (lambda f: save_file({}, f / "adapter_model.safetensors"), "holds no tensor"),
+        (lambda f: change(f, {"init_lora_weights": "pissa_niter_4"}), "init_lora_weights is 'pissa_niter_4'"),
+        (lambda f: change(f, {"init_lora_weights": "olora"}), "init_lora_weights is 'olora'"),
         (lambda f: change(f, {"layer_replication": [[0, 2]]}), "layer_replication"),
         (lambda f: change(f, **{A: np.zeros((4, 63), np.float32)}), r"q_proj.lora_A.weight has shape \[4, 63\]"),
         (lambda f: change(f, **{A: np.zeros((0, 64), np.float32)}), "has shape"),
@@ -137,6 +141,38 @@ def test_what_cannot_be_merged_is_refused(tmp_path: Path, damage: Any, words: st
     damage(tmp_path / "adapter")
     with pytest.raises(CheckpointError, match=words):
         checkpoints.open(tmp_path / "m", adapter=tmp_path / "adapter")
+
+
+def test_what_a_config_promises_and_the_weights_lack_is_told(tmp_path: Path) -> None:
+    adapted("llama", tmp_path, r=4, lora_alpha=16)
+    assert checkpoints.open(tmp_path / "m", adapter=tmp_path / "adapter").doubt is None
+    path = tmp_path / "adapter" / "adapter_model.safetensors"
+    whole = load_file(path)
+    save_file({name: value for name, value in whole.items() if "layers.1" not in name}, path)
+    doubt = checkpoints.open(tmp_path / "m", adapter=tmp_path / "adapter").doubt
+    assert doubt is not None and "nothing for 3 layers" in doubt and "model.layers.1." in doubt
+    save_file({name: value * ("lora_A" in name) for name, value in whole.items()}, path)
+    doubt = checkpoints.open(tmp_path / "m", adapter=tmp_path / "adapter").doubt
+    assert doubt is not None and doubt.endswith("changes nothing: its matrices are zero")
+
+
+def test_the_kind_of_a_layer_says_how_it_is_stored_whatever_the_config_says(tmp_path: Path) -> None:
+    """As PEFT, which sets fan_in_fan_out right for each layer."""
+    adapted("llama", tmp_path, r=4, lora_alpha=16)
+    before = checkpoints.open(tmp_path / "m", adapter=tmp_path / "adapter").read(SQUARE)
+    change(tmp_path / "adapter", {"fan_in_fan_out": True})
+    np.testing.assert_array_equal(checkpoints.open(tmp_path / "m", adapter=tmp_path / "adapter").read(SQUARE), before)
+
+
+def test_dora_of_a_row_of_zeros(tmp_path: Path) -> None:
+    adapted("llama", tmp_path, r=4, lora_alpha=8, use_dora=True)
+    change(tmp_path / "adapter", **{A.replace("_A", "_B"): np.zeros((64, 4), np.float32)})
+    path = tmp_path / "m" / "model.safetensors"
+    stored = load_file(path)
+    stored[SQUARE][5] = 0
+    save_file(stored, path, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"DoRA of .*q_proj.weight: row 5 has the length 0"):
+        checkpoints.open(tmp_path / "m", adapter=tmp_path / "adapter").read(SQUARE)
 
 
 def test_nothing_is_judged_against_another_model() -> None:
